@@ -1,0 +1,113 @@
+"""The demo's production side: one stable replica behind Envoy, its users, its gateway log."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.engine.catalogue import load_catalogue
+from infra.engine.config import ServingConfig
+from infra.engine.embedded import cpu_dtype, embedded_model
+from infra.engine.environment import home
+from infra.errors import RatchetError
+from infra.stack.control import open_stack_store
+from infra.stack.files import stack_addresses
+from infra.stack.paths import StackPaths
+from infra.traffic.gateway_log import ship_spool, traffic_prefix
+from infra.traffic.generator import TrafficOptions, start_traffic_process
+from infra.traffic.shape import TrafficShape
+from tasks.shared.records import Target, Window
+
+TARGET = Target(model="SmolLM2-135M-Instruct", pool="demo")
+SERVED_MODEL = "SmolLM2-135M-Instruct"
+
+# Lengths are scaled to a 135M model on one CPU core; the mix, the spread and the burstiness are not.
+SHAPE = TrafficShape(
+    tenants=3, system_tokens=(64, 72), short_below_tokens=120, medium_below_tokens=200, longest_prompt_tokens=360,
+    output_tokens=(6, 12), recorded_rate_per_s=0.8, peak_rate_per_s=3.0, peak_share=0.15, drain_share=0.3,
+    wave_period_s=12.0)
+WINDOW_S = 36.0
+ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.0, "peak_share": 0.0, "drain_share": 0.0})
+PHASES = (1, 2)
+"""Two different stretches of traffic; the first gives the search's sample, the second the held-out one."""
+
+
+def old_configuration() -> ServingConfig:
+    """What production serves with before: settings carried over from an old engine version, when prefix caching did
+    not exist and two sequences at a time were thought safe. Chosen so that there is a real gain to find."""
+    catalogue = load_catalogue(home().knobs)
+    return ServingConfig(
+        engine_build=catalogue.engine_build, model=embedded_model(home()),
+        args={"dtype": cpu_dtype(), "enforce_eager": True, "max_model_len": 384, "block_size": 32,
+              "max_num_seqs": 2, "max_num_batched_tokens": 1024, "enable_prefix_caching": False,
+              "enable_prompt_tokens_details": True},
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+             "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+
+
+class Users:
+    """Traffic through Envoy, and its log in S3."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._spool = state / "spool"
+        self._prefix = traffic_prefix(TARGET.key)
+
+    @property
+    def prefix(self) -> str:
+        """Where the gateway's log lies in S3."""
+        return self._prefix
+
+    def _options(self, shape: TrafficShape, window_s: float, seed: int, phase: int, windows: int | None,
+                 ) -> TrafficOptions:
+        base_url = f"{stack_addresses(StackPaths(self._state)).envoy}/v1"
+        return TrafficOptions(base_url=base_url, model=SERVED_MODEL, shape=shape, window_s=window_s, seed=seed,
+                              phase=phase, windows=windows)
+
+    def _ship(self) -> None:
+        ship_spool(self._spool, open_stack_store(self._state).put_once)
+
+    def play(self, phase: int, seed: int) -> Window:
+        """One window from an empty queue to an empty queue; returns when and logs it to S3.
+
+        Raises:
+            RatchetError: the generator failed; its message says why.
+        """
+        shutil.rmtree(self._spool, ignore_errors=True)
+        start_s = time.time()
+        child = start_traffic_process(self._options(SHAPE, WINDOW_S, seed, phase, 1), self._spool, self._prefix)
+        try:
+            _, errors = child.communicate(timeout=WINDOW_S + 150)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise RatchetError("production's users did not come to an end: the stable replica does not keep up",
+                               remedy="See the replica's log in the state folder") from None
+        if child.returncode != 0:
+            raise RatchetError(f"the traffic generator failed: {errors.decode(errors='replace').strip()[-300:]}")
+        end_s = time.time()
+        self._ship()
+        return Window(start_s=start_s, end_s=end_s)
+
+    @contextlib.contextmanager
+    def busy(self, seed: int) -> Iterator[None]:
+        """Steady traffic for the length of the block, logged like any other."""
+        child = start_traffic_process(self._options(ROLLOUT_SHAPE, WINDOW_S, seed, 3, None), self._spool, self._prefix)
+        try:
+            yield
+        finally:
+            child.terminate()
+            try:
+                child.communicate(timeout=90)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.communicate()
+            self._ship()
+
+
+def recorded_part(window: Window) -> Window:
+    """The part of a window before its peak."""
+    return Window(start_s=window.start_s, end_s=window.start_s + WINDOW_S * (1 - SHAPE.peak_share - SHAPE.drain_share))

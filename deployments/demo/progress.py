@@ -1,0 +1,53 @@
+"""Progress with an estimate of what is left, from the expected length of each part and how this run compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+EXPECTED_S: tuple[tuple[str, float], ...] = (
+    ("stack and production", 60), ("drill of the switch", 15), ("traffic before", 75), ("campaign", 640),
+    ("approval", 1), ("canary", 140), ("traffic after", 75), ("report", 10),
+)
+"""Parts of the demo and how long each took on the 2-core machine where it was built."""
+
+
+def remaining_s(parts: Sequence[tuple[str, float]], number: int, in_part_s: float, elapsed_s: float) -> float:
+    """Estimated seconds left: later parts as expected, the present one as far as it is not used up, both scaled by
+    how this run compares with the expectation so far."""
+    before = sum(s for _, s in parts[:number])
+    here = parts[number][1]
+    pace = max(0.5, min(3.0, elapsed_s / before)) if before > 30 else 1.0
+    return pace * (max(here - in_part_s / max(pace, 1e-9), 0.05 * here) + sum(s for _, s in parts[number + 1:]))
+
+
+class Progress:
+    """Prints lines with elapsed and remaining time."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._started_s = self._part_s = time.monotonic()
+        self._number = 0
+        self.seconds: dict[str, float] = {}
+
+    def part(self, name: str) -> None:
+        """Begin a part of EXPECTED_S."""
+        self.close()
+        self._number = next(i for i, (n, _) in enumerate(EXPECTED_S) if n == name)
+        self._part_s = time.monotonic()
+        self.say(f"[bold]{name}[/bold]")
+
+    def close(self) -> None:
+        """End the present part."""
+        name = EXPECTED_S[self._number][0]
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - self._part_s
+
+    def say(self, text: str) -> None:
+        """One line."""
+        now_s = time.monotonic()
+        elapsed = now_s - self._started_s
+        left = remaining_s(EXPECTED_S, self._number, now_s - self._part_s, elapsed)
+        self._out.print(f"[dim]{elapsed // 60:3.0f}:{elapsed % 60:02.0f}, about {left / 60:2.0f} min left[/dim]  {text}",
+                        highlight=False, soft_wrap=True)

@@ -1,0 +1,228 @@
+"""`ratchet demo`: the same campaign and the same ticks that production runs, one after another, on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deployments.approval import decide, load_plan
+from deployments.demo.children import run_side
+from deployments.demo.production import PHASES, SERVED_MODEL, TARGET, Users, old_configuration, recorded_part
+from deployments.demo.progress import Progress
+from deployments.environment import child_environment, embedded_settings
+from deployments.ledger import all_entries
+from deployments.report.figures import figures
+from deployments.report.html import render, write_text_atomically
+from deployments.report.story import load_story
+from infra.engine.environment import home
+from infra.errors import BadInput, RatchetError
+from infra.revision import committed_file
+from infra.settings.production import ProductionSettings
+from infra.stack.control import open_stack_store, stack_down, stack_up
+from infra.traffic.fleet import LocalFleet, retire_everything
+from infra.traffic.switch import EnvoySwitch
+from tasks.canary.records import RolloutState
+from tasks.shared.criteria import parse_criteria
+from tasks.shared.ledger import rejected_markdown
+from tasks.shared.parameters import CampaignParams
+from tasks.shared.records import Window
+
+ROOT = Path(__file__).resolve().parents[2]
+CRITERIA = ROOT / "docs" / "perf-baseline-demo.md"
+CAMPAIGN_TIMEOUT_S = 1500.0
+ROLLOUT_TIMEOUT_S = 600.0
+
+
+def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path | None, keep: bool) -> int:
+    """The whole loop; 0 when a change was adopted, 1 when it was refused or rolled back, 3 when nothing was decided."""
+    out = Console(force_terminal=sys.stdout.isatty(), soft_wrap=True)
+    if not home().is_complete():
+        raise BadInput("the engine's environment is not set up", remedy="make demo does it; or: make engine")
+    criteria = parse_criteria(committed_file(CRITERIA).text, origin=CRITERIA.name)
+    out.print("This demo measures less than production does:")
+    for line in criteria.gives_up:
+        out.print(f"  - {line}", highlight=False)
+    progress = Progress(out)
+    try:
+
+        with cleaned(state, keep):
+            campaign = f"demo-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+            return _Demo(state, out, progress, seed, campaign).run(json_file, out_file or state / "reports" / f"{campaign}.html")
+    except KeyboardInterrupt:
+        out.print("interrupted; everything was stopped, the next demo starts clean")
+        os._exit(130)
+
+
+@contextlib.contextmanager
+def cleaned(state: Path, keep: bool) -> Iterator[None]:
+    """Nothing of an earlier run is left before, and nothing of this one after."""
+    state.mkdir(parents=True, exist_ok=True)
+    retire_everything(state)
+    try:
+        yield
+    finally:
+        if not keep:
+            retire_everything(state)
+            stack_down(state)
+
+
+class _Demo:
+    def __init__(self, state: Path, out: Console, progress: Progress, seed: int, campaign: str) -> None:
+        self.state, self.out, self.progress, self.seed, self.campaign = state, out, progress, seed, campaign
+        self.say = progress.say
+        self.logs = state / "logs" / campaign
+
+    def run(self, json_file: Path | None, report: Path) -> int:
+        self.progress.part("stack and production")
+        config = old_configuration()
+        with ThreadPoolExecutor(1) as pool:
+            stack = pool.submit(stack_up, self.state)
+            stack.result()
+            self.say("S3, Prometheus, Envoy and the Prefect server answer")
+
+            os.environ.update(embedded_settings(self.state, "sandbox"))
+            settings = ProductionSettings(state_dir=self.state)
+            fleet, switch = LocalFleet(settings), EnvoySwitch.of_stack(self.state)
+            switch.set_weight(0.0)
+            fleet.retire("canary")
+            fleet.ensure("stable", config)
+        self.say("stable serves with settings carried over from an old version: "
+                 + ", ".join(f"{k}={v}" for k, v in config.args.items() if k in (
+                     "max_num_seqs", "enable_prefix_caching", "max_model_len", "block_size")))
+        users = Users(self.state)
+        self.progress.part("drill of the switch")
+        switch_ms = self._drill_switch(fleet, switch, users)
+        self.progress.part("traffic before")
+        windows = [users.play(phase, self.seed * 1000 + phase) for phase in PHASES]
+        before = Window(start_s=windows[0].start_s, end_s=windows[-1].end_s)
+        self.say(f"{before.end_s - before.start_s:.0f} s of production traffic are logged in S3")
+        time.sleep(2)
+        self.progress.part("campaign")
+        params = CampaignParams(
+            campaign=self.campaign, target=TARGET, criteria_path=str(CRITERIA), config=config, window=before,
+            sample_window=recorded_part(windows[0]), held_out_window=recorded_part(windows[1]),
+            traffic_prefix=users.prefix, seed=self.seed, switch_drill_ms=switch_ms)
+        file = self.logs / "params.json"
+        write_text_atomically(file, params.model_dump_json(indent=1))
+        code = run_side(self.state, "sandbox", ["campaign", "run", "--params", str(file)], self.logs / "campaign.log",
+                        self.say, timeout_s=CAMPAIGN_TIMEOUT_S, accept=(0, 1, 3))
+        drill_ms: float | None = None
+        if code == 0:
+            drill_ms = self._roll_out(users, fleet)
+        self.progress.part("report")
+        return self._report(json_file, report, drill_ms, code)
+
+    def _drill_switch(self, fleet: LocalFleet, switch: EnvoySwitch, users: Users) -> float:
+        """Question five: rollback in seconds, drilled. Both arms are the stable replica, so nothing can break."""
+        address = fleet.address("stable")
+        switch.set_endpoint("canary", *address)
+        with users.busy(self.seed * 1000 + 900):
+            switch.set_weight(0.5)
+            _wait_for_canary(switch, 2, 60)
+            report = switch.rollback()
+        switch.clear_endpoint("canary")
+        milliseconds = report.last_canary_request_ms or report.in_force_ms
+        self.say(f"switch back to stable in force after {report.in_force_ms:.0f} ms under traffic")
+        return milliseconds
+
+    def _roll_out(self, users: Users, fleet: LocalFleet) -> float | None:
+        self.progress.part("approval")
+        key = f"campaigns/{self.campaign}/plan.json"
+        plan = load_plan(key)
+        approval = decide(plan, "approve", "demo policy")
+        self.say(f"plan {plan.plan_id[:12]} ({_changes(plan.changes)}, expected {plan.expected_gain_pct:+.1f} %) "
+                 f"approved by [bold]{approval.by}[/bold]; outside the demo a person decides")
+        self.progress.part("canary")
+        guardian = subprocess.Popen(
+            [sys.executable, "-m", "infra.traffic.guardian", "--state", str(self.state), "--target", TARGET.key],
+            env=child_environment(self.state, "production"), stdin=subprocess.DEVNULL,
+            stdout=(self.logs / "guardian.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
+        drill_file = self.logs / "drill.json"
+        try:
+            with users.busy(self.seed * 1000 + 950):
+                run_side(self.state, "production", ["drill", key, "--json", str(drill_file)], self.logs / "rollout.log",
+                         self.say, timeout_s=ROLLOUT_TIMEOUT_S)
+                run_side(self.state, "production", ["rollout", key, "--follow", "--lease-ttl-s", "10"],
+                         self.logs / "rollout.log", self.say, timeout_s=ROLLOUT_TIMEOUT_S, accept=(0, 1, 3))
+            folder = f"rollouts/{TARGET.key}/{plan.plan_id}/state.json"
+            state = open_stack_store(self.state).get_record(folder, RolloutState)
+            if state.phase.value == "verifying":
+                self.progress.part("traffic after")
+                windows = [users.play(phase, self.seed * 1000 + 500 + phase) for phase in PHASES]
+                time.sleep(2)
+                run_side(self.state, "production", [
+                    "rollout", key, "--lease-ttl-s", "10", "--verify-from-s", repr(windows[0].start_s),
+                    "--verify-to-s", repr(windows[-1].end_s)], self.logs / "rollout.log", self.say,
+                    timeout_s=ROLLOUT_TIMEOUT_S, accept=(0, 1, 3))
+        finally:
+            guardian.terminate()
+            guardian.wait()
+        drill: dict[str, Any] = json.loads(drill_file.read_text())
+        return float(drill["decision_to_last_request_ms"])
+
+    def _report(self, json_file: Path | None, report: Path, drill_ms: float | None, code: int) -> int:
+        store = open_stack_store(self.state)
+        story = load_story(store, self.campaign)
+        write_text_atomically(report, render(store, story, seed=self.seed, drill_ms=drill_ms))
+        data = figures(story, seed=self.seed, drill_ms=drill_ms)
+        self.progress.close()
+        data["part_seconds"] = self.progress.seconds
+        if json_file is not None:
+            write_text_atomically(json_file, json.dumps(data, indent=1) + "\n")
+        write_text_atomically(self.state / "rejected-hypotheses.md", rejected_markdown(e for _, e in all_entries()))
+        show(self.out, data, report)
+        if code != 0:
+            return code
+        return 0 if data["adopted"] else 1
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in changes.items())
+
+
+def _wait_for_canary(switch: EnvoySwitch, requests: int, timeout_s: float) -> None:
+    first = switch.counters()["canary"].rq_total
+    deadline = time.monotonic() + timeout_s
+    while switch.counters()["canary"].rq_total < first + requests:
+        if time.monotonic() > deadline:
+            raise RatchetError(f"the canary arm got fewer than {requests} requests in {timeout_s:.0f} s",
+                               remedy="See Envoy's log in the state folder")
+        time.sleep(0.1)
+
+
+def show(out: Console, data: dict[str, Any], report: Path) -> None:
+    """The end of the demo as a person reads it."""
+
+    def number(value: float | None, unit: str = "") -> str:
+        return "not measured" if value is None else f"{value:,.1f}{unit}"
+
+    table = Table("production, from Prometheus", "before", "after", title="Before and after")
+    for metric, before in data["production"]["before"].items():
+        table.add_row(f"{metric} ({data['production']['units'][metric]})", number(before),
+                      number(data["production"]["after"].get(metric)))
+    out.print(table)
+    tried = Table("hypothesis", "source", "class", "throughput", title="Hypotheses")
+    for row in data["hypotheses"]:
+        tried.add_row(f"{row['knob']}: {row['from']} -> {row['to']}", row["source"], row["class"],
+                      number(row["throughput_change_pct"], " %"))
+    out.print(tried)
+    for refused in data["refused_by_guard"]:
+        tempting = f" although {'; '.join(refused['tempting'])}" if refused["tempting"] else ""
+        out.print(f"refused: {_changes(refused['changes'])}{tempting}: {refused['broken_guards'][0]}", highlight=False)
+    out.print(f"adopted: {_changes(data['adopted']) if data['adopted'] else 'nothing'}", highlight=False)
+    out.print(f"sandbox predicted {number(data['sandbox_prediction_pct'], ' %')}, production answered "
+              f"{number(data['production_answer_pct'], ' %')}", highlight=False)
+    out.print(f"canary rolled back in a drill: {number(data['drill']['decision_to_last_request_ms'], ' ms')} from the "
+              "decision to the last new request on it", highlight=False)
+    out.print(f"served model {SERVED_MODEL}; report: {report}", highlight=False)

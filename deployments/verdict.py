@@ -1,0 +1,98 @@
+"""`ratchet verdict`: two sets of readings judged by committed criteria; a claim is recomputed (spec C3, C4)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from infra.errors import BadInput
+from infra.revision import is_committed_blob
+from tasks.sandbox.records import MetricComparison
+from tasks.sandbox.rules import judge_trial
+from tasks.shared.criteria import criteria_hash, parse_criteria
+from tasks.shared.outcomes import judgement
+from tasks.shared.records import Outcome, Reading, Reason
+from tasks.shared.statistics import change
+
+
+class Claim(BaseModel):
+    """What a change request says: the primary metric that it moves, and what every guard reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    primary: str
+    change_pct: float
+    guards: dict[str, float]
+    tolerance_pct_points: float = 0.05
+
+
+def _readings(path: Path) -> dict[str, Reading]:
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict) or not raw:
+        raise BadInput(f"{path} holds no metric", remedy='Write {"throughput_per_gpu": {"value": 1840, "unit": "tok/s"}, …}')
+    found: dict[str, Reading] = {}
+    for name, item in raw.items():
+        try:
+            if isinstance(item, dict) and "status" not in item and set(item) <= {"value", "unit", "samples"}:
+                found[name] = Reading.of(item.get("value"), item.get("unit", ""), samples=item.get("samples"),
+                                         source=str(path), cause=f"{path} gives no value")
+            else:
+                found[name] = Reading.model_validate(item)
+        except (ValidationError, TypeError) as error:
+            raise BadInput(f"{path}: {name} is no reading: {error}") from None
+    return found
+
+
+def judge_files(criteria_path: Path, baseline_path: Path, candidate_path: Path, claim_path: Path | None,
+                ) -> tuple[Outcome, list[str]]:
+    """The outcome and every reason as a line."""
+    try:
+        text = criteria_path.read_text()
+    except FileNotFoundError:
+        raise BadInput(f"{criteria_path} does not exist") from None
+    criteria = parse_criteria(text, origin=str(criteria_path))
+    pinned = is_committed_blob(criteria_path)
+    baseline, candidate = _readings(baseline_path), _readings(candidate_path)
+    comparisons = []
+    for name in sorted(set(baseline) | set(candidate)):
+        missing = Reading.unknown("it was not handed in")
+        b, c = baseline.get(name, missing), candidate.get(name, missing)
+        pct, absolute = change(b, c, absolute_floor=next((g.absolute_floor for g in criteria.guards if g.name == name), 0.0))
+        comparisons.append(MetricComparison(metric=name, baseline=b, candidate=c, change_pct=pct, change_abs=absolute))
+    said = judge_trial(comparisons, criteria)
+    reasons = list(said.reasons)
+    if not pinned:
+        reasons.append(Reason(rule="unpinned", outcome=Outcome.INCONCLUSIVE,
+                              text=f"unpinned: {criteria_path} is not the committed file"))
+    if claim_path is not None:
+        reasons += _check_claim(claim_path, comparisons)
+    outcome = judgement(reasons).outcome if reasons != list(said.reasons) else said.outcome
+    if said.outcome is Outcome.PASS and outcome is Outcome.PASS:
+        outcome = Outcome.PASS
+    lines = [f"{outcome.value} by criteria {criteria_hash(criteria)[:12]}{'' if pinned else ' (unpinned)'}"]
+    return outcome, lines + [f"  {r.outcome.value:12} {r.rule}: {r.text}" for r in reasons]
+
+
+def _check_claim(path: Path, comparisons: list[MetricComparison]) -> list[Reason]:
+    try:
+        claim = Claim.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist") from None
+    except ValidationError as error:
+        raise BadInput(f"{path} is no claim: {error}") from None
+    by_name = {c.metric: c for c in comparisons}
+    found = []
+    for name, said in {claim.primary: claim.change_pct, **claim.guards}.items():
+        measured = by_name[name].change_pct if name in by_name else None
+        holds = measured is not None and abs(measured - said) <= claim.tolerance_pct_points
+        found.append(Reason(
+            rule=f"claim {name}", outcome=Outcome.PASS if holds else Outcome.FAIL, observed=measured, limit=said, unit="%",
+            text=f"claimed {said:+.2f} %, recomputed {'unknown' if measured is None else f'{measured:+.2f} %'}"))
+    return found

@@ -1,0 +1,38 @@
+"""Stage 1: production's numbers from Prometheus, a traffic sample from S3, the sandbox's noise floor."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows import publish
+from tasks.baseline import steps
+from tasks.baseline.records import BaselineReport
+from tasks.sandbox import steps as sandbox_steps
+from tasks.shared.gate_steps import stop_on
+from tasks.shared.parameters import CampaignParams
+from tasks.shared.records import Criteria
+
+
+@flow(name="baseline", flow_run_name="baseline {params.campaign}", validate_parameters=False)
+def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str) -> BaselineReport:
+    """Measure where production stands and how finely the sandbox can tell differences.
+
+    Raises:
+        GateFailed: the traffic sample or the production readings do not pass their data-quality gate.
+    """
+    stored = steps.stored_baseline(params.campaign)
+    if stored is not None:
+        return stored
+    draft = steps.read_production(params, criteria, criteria_hash)
+    samples = steps.draw_samples(params, criteria)
+    gate = steps.check_sample(samples, criteria)
+    publish.gate(params.campaign, gate)
+    stop_on(gate)
+    floors = sandbox_steps.measure_noise_floors(params, criteria, samples)
+    report = steps.with_noise_floors(draft, samples, floors)
+    gate = steps.check_baseline(report, criteria)
+    publish.gate(params.campaign, gate)
+    stop_on(gate)
+    steps.store_baseline(report)
+    publish.baseline(report)
+    return report

@@ -1,0 +1,77 @@
+"""What else the machine did while something was measured: steal and foreign load (spec V3)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RunConditions(BaseModel):
+    """Read over the time of one run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steal_pct: float | None = Field(description="CPU time taken by the hypervisor, % of the machine")
+    foreign_cpu_pct: float | None = Field(description="CPU of processes that are not ours, % of the machine")
+    duration_s: float
+
+
+def _process_seconds() -> dict[int, tuple[float, float]]:
+    """pid → (create time, CPU seconds)."""
+    seconds: dict[int, tuple[float, float]] = {}
+    for process in psutil.process_iter(["pid", "create_time", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if times is not None:
+            seconds[process.info["pid"]] = (process.info["create_time"], times.user + times.system)
+    return seconds
+
+
+def _own(pid: int, markers: tuple[str, ...], trees: set[int]) -> bool:
+    if pid in trees:
+        return True
+    try:
+        environment = psutil.Process(pid).environ()
+    except psutil.Error:
+        return False
+    return any(name in environment for name in markers)
+
+
+class ConditionsWatch:
+    """Start it before a run, `finish` it after.
+
+    Args:
+        own_pids: processes that belong to the measurement (with their descendants).
+        markers: environment variables that mark the stack's own processes.
+    """
+
+    def __init__(self, own_pids: Iterable[int], markers: tuple[str, ...] = ("RATCHET_STACK", "RATCHET_ENGINE_ID")) -> None:
+        self._own_pids = {os.getpid(), *own_pids}
+        self._markers = markers
+        self._started_s = time.monotonic()
+        self._steal = float(getattr(psutil.cpu_times(), "steal", 0.0))
+        self._before = _process_seconds()
+
+    def finish(self) -> RunConditions:
+        """The readings since the start. CPU of a process that ended meanwhile is not seen."""
+        elapsed = max(time.monotonic() - self._started_s, 1e-6)
+        cores = psutil.cpu_count() or 1
+        steal = float(getattr(psutil.cpu_times(), "steal", 0.0)) - self._steal
+        trees: set[int] = set()
+        for pid in self._own_pids:
+            trees.add(pid)
+            try:
+                trees.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+            except psutil.Error:
+                continue
+        foreign = 0.0
+        for pid, (created, seconds) in _process_seconds().items():
+            was = self._before.get(pid)
+            used = seconds - was[1] if was and was[0] == created else seconds
+            if used > 0.02 and not _own(pid, self._markers, trees):
+                foreign += used
+        scale = 100.0 / (elapsed * cores)
+        return RunConditions(steal_pct=steal * scale, foreign_cpu_pct=foreign * scale, duration_s=elapsed)

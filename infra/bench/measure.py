@@ -1,0 +1,144 @@
+"""One measured run against one engine, and two engines measured turn by turn on the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.bench.conditions import ConditionsWatch, RunConditions
+from infra.errors import Unreachable
+from infra.replay.process import run_replay_process
+from infra.replay.records import ReplayOptions, ReplayResult
+
+Side = Literal["baseline", "candidate"]
+Workload = Literal["recorded", "saturating"]
+
+
+class Served(BaseModel):
+    """An engine that can be measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    root_url: str = Field(description="without /v1, e.g. http://127.0.0.1:18200")
+    model: str = Field(description="the served name that only this engine answers to")
+    pid: int
+
+
+class MeasuredRun(BaseModel):
+    """One run: what the client saw, what the server counted, what else the machine did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    side: Side
+    workload: Workload
+    repeat: int
+    result: ReplayResult
+    requests_path: Path
+    prefix_hit_rate: float | None = Field(description="hits / queries over warm-up and run, server's counters")
+    preemptions: float | None
+    conditions: RunConditions
+
+
+class WorkloadPlan(BaseModel):
+    """How one workload is replayed (spec V11)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: Workload
+    options: ReplayOptions
+
+
+def server_counters(served: Served) -> dict[str, float]:
+    """Sums over all series of each counter in the engine's /metrics.
+
+    Raises:
+        Unreachable: the engine does not answer.
+    """
+    try:
+        answer = requests.get(f"{served.root_url}/metrics", timeout=10)
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise Unreachable(f"the engine at {served.root_url} gives no metrics: {error}") from None
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            if family.type == "counter" and sample.name.endswith("_total"):
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums
+
+
+def cold_cache(served: Served) -> None:
+    """Empty the prefix cache, so that every run of both sides starts alike (case LG5).
+
+    Raises:
+        Unreachable: the engine did not empty it.
+    """
+    try:
+        answer = requests.post(f"{served.root_url}/reset_prefix_cache", timeout=30)
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise Unreachable(f"the engine at {served.root_url} did not empty its prefix cache: {error}") from None
+
+
+def _delta(before: dict[str, float], after: dict[str, float], name: str) -> float | None:
+    if name not in after:
+        return None
+    return after[name] - before.get(name, 0.0)
+
+
+def measure_run(
+    served: Served, side: Side, plan: WorkloadPlan, repeat: int, sample_path: Path, out_dir: Path, *,
+    client_cores: Sequence[int], own_pids: Sequence[int] = (), timeout_s: float = 600,
+) -> MeasuredRun:
+    """Cold cache, warm-up, run. The client is a process of its own on its own cores.
+
+    Raises:
+        Unreachable, ReplayProcessFailed, BadInput: nothing was measured.
+    """
+    cold_cache(served)
+    before = server_counters(served)
+    folder = out_dir / f"{side}-{plan.workload}-{repeat}"
+    folder.mkdir(parents=True, exist_ok=True)
+    watch = ConditionsWatch([served.pid, *own_pids])
+    result = run_replay_process(sample_path, f"{served.root_url}/v1", served.model, folder, cores=client_cores,
+                                options=plan.options, process_timeout_s=timeout_s)
+    conditions = watch.finish()
+    after = server_counters(served)
+    queries = _delta(before, after, "vllm:prefix_cache_queries_total")
+    hits = _delta(before, after, "vllm:prefix_cache_hits_total")
+    return MeasuredRun(
+        side=side, workload=plan.workload, repeat=repeat, result=result, requests_path=folder / "requests.parquet",
+        prefix_hit_rate=None if queries is None or hits is None else (hits / queries if queries else 0.0),
+        preemptions=_delta(before, after, "vllm:num_preemptions_total"), conditions=conditions)
+
+
+def measure_pair(
+    baseline: Served, candidate: Served, plans: Sequence[WorkloadPlan], repeats: int, sample_path: Path,
+    out_dir: Path, *, client_cores: Sequence[int], stop_after: Callable[[list[MeasuredRun]], bool] | None = None,
+    on_run: Callable[[MeasuredRun], None] | None = None,
+) -> Iterator[MeasuredRun]:
+    """Baseline and candidate in turn; the side that goes first alternates, so that drift hits both.
+
+    Args:
+        stop_after: asked after every whole repeat with all runs so far; True ends the pair early.
+    """
+    done: list[MeasuredRun] = []
+    for repeat in range(repeats):
+        order: list[tuple[Side, Served]] = [("baseline", baseline), ("candidate", candidate)]
+        if repeat % 2:
+            order.reverse()
+        for plan in plans:
+            for side, served in order:
+                run = measure_run(served, side, plan, repeat, sample_path, out_dir, client_cores=client_cores,
+                                  own_pids=(baseline.pid, candidate.pid))
+                done.append(run)
+                if on_run:
+                    on_run(run)
+                yield run
+        if stop_after is not None and stop_after(done):
+            return

@@ -1,0 +1,1 @@
+"""The serving engine: its environment, its knobs, its process."""

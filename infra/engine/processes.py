@@ -1,0 +1,97 @@
+"""Finding and ending the processes of an engine, whatever group or parent they have by now."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import psutil
+
+ID_VARIABLE = "RATCHET_ENGINE_ID"
+OWNER_VARIABLE = "RATCHET_ENGINE_OWNER"
+POLL_S = 0.05
+
+
+def matching(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Living processes, zombies and ourselves excepted, for which `wanted` holds."""
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and wanted(process):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
+            continue
+    return found
+
+
+def in_session(process: psutil.Process, session: int) -> bool:
+    """Whether the process belongs to the session (or group) whose leader was `session`."""
+    with suppress(ProcessLookupError, PermissionError):
+        return session in (os.getsid(process.pid), os.getpgid(process.pid))
+    return False
+
+
+def has_mark(process: psutil.Process, variable: str, value: str) -> bool:
+    """Whether the process was started with this variable in its environment."""
+    try:
+        return bool(process.environ().get(variable) == value)
+    except (psutil.Error, OSError):
+        return False
+
+
+def of_engine(engine_id: str, leader: int) -> list[psutil.Process]:
+    """Every process of one engine: by session, by group, by the mark in the environment."""
+    return matching(lambda p: in_session(p, leader) or has_mark(p, ID_VARIABLE, engine_id))
+
+
+def of_owner(owner: str) -> list[psutil.Process]:
+    """Every process that was started for `owner`, engines and their fork servers alike."""
+    return matching(lambda p: has_mark(p, OWNER_VARIABLE, owner))
+
+
+def end(
+    find: Callable[[], list[psutil.Process]],
+    *,
+    grace_s: float,
+    kill_wait_s: float = 10.0,
+    terminate_first: Iterable[int] = (),
+) -> list[psutil.Process]:
+    """TERM, wait, KILL, wait; returns what is still there.
+
+    Args:
+        find: gives the present processes; asked again each time, so that new children are seen.
+        grace_s: seconds between TERM and KILL.
+        terminate_first: pids that get the TERM (an engine shuts its own children down); all when empty.
+    """
+    present = find()
+    first = set(terminate_first)
+    for process in present:
+        if not first or process.pid in first:
+            _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while present and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        present = [p for p in present if _lives(p)] or find()
+    deadline = time.monotonic() + kill_wait_s
+    while (present := find()) and time.monotonic() < deadline:
+        for process in present:
+            _signal(process, signal.SIGKILL)
+        time.sleep(POLL_S)
+    return present
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.Error):
+        process.send_signal(number)

@@ -1,0 +1,69 @@
+"""The replay as a process of its own, so that the client shares no core with the engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.errors import BadInput, RatchetError
+from infra.replay.records import ReplayOptions, ReplayResult
+from infra.replay.runner import SUMMARY_FILE, load_result
+
+_ROOT = Path(__file__).parents[2]
+
+
+class ReplayProcessFailed(RatchetError):
+    """The replay's process ended without a result."""
+
+
+def run_replay_process(
+    sample_path: Path,
+    base_url: str,
+    model: str,
+    out_dir: Path,
+    *,
+    cores: Sequence[int] = (1,),
+    options: ReplayOptions | None = None,
+    process_timeout_s: float = 3600.0,
+) -> ReplayResult:
+    """`replay` in a child pinned to `cores` (empty: not pinned); its files are left in `out_dir`.
+
+    Raises BadInput (sample, options, a core that is not there), ReplayProcessFailed (the child died or took
+    longer than `process_timeout_s`; it is gone when this returns).
+    """
+    (out_dir / SUMMARY_FILE).unlink(missing_ok=True)  # an old summary must not pass for this run's
+    command = [
+        sys.executable, "-m", "infra.replay", "--sample", str(sample_path), "--base-url", base_url,
+        "--model", model, "--out", str(out_dir), "--cores", ",".join(str(core) for core in cores),
+        "--options", (options or ReplayOptions()).model_dump_json(), "--parent", str(os.getpid()),
+    ]  # fmt: skip
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        _, stderr = child.communicate(timeout=process_timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise ReplayProcessFailed(
+            f"the replay of {sample_path} took longer than {process_timeout_s:g} s",
+            remedy="replay a shorter sample or raise the limit",
+        ) from error
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    message = stderr.decode(errors="replace").strip()
+    if child.returncode == 2:
+        raise BadInput(message.splitlines()[-1] if message else "the replay refused its input")
+    if child.returncode != 0:
+        raise ReplayProcessFailed(
+            f"the replay of {sample_path} ended with {child.returncode}: {message[-500:]}"
+        )
+    return load_result(out_dir)

@@ -1,0 +1,157 @@
+"""Read one streamed completion: what arrived when, and did it end well. Pure; time is an argument.
+
+A 200 is no success here. A stream is ok only when it has a token, a finish reason that is not an error, and
+`[DONE]`; an error event makes it a stream_error whatever came before (case LG2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from infra.replay.records import Status
+
+_FAILED_FINISHES = frozenset({"error", "abort"})
+
+
+class CompletionStream:
+    """State of one `text/event-stream` answer of /chat/completions or /completions."""
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.done = False
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self._line = b""
+        self._data: list[bytes] = []
+        self._pieces: list[str] = []
+        self._token_times: list[float] = []  # chunks that carry text
+        self._all_times: list[float] = []  # those, and empty deltas that may stand for an unprintable token
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Take bytes as they came from the socket at `now_s`; lines and characters may be cut anywhere."""
+        lines = (self._line + data).split(b"\n")
+        self._line = lines.pop()
+        for line in lines:
+            stripped = line.removesuffix(b"\r")
+            if not stripped:
+                self._event(now_s)
+            elif stripped.startswith(b"data:"):
+                self._data.append(stripped[5:].removeprefix(b" "))
+
+    def close(self, now_s: float) -> None:
+        """The body has ended; an event without its blank line still counts."""
+        if self._line:
+            self.feed(b"\n", now_s)
+        self._event(now_s)
+
+    @property
+    def text(self) -> str:
+        """All text that was streamed, reasoning included."""
+        return "".join(self._pieces)
+
+    @property
+    def text_sha256(self) -> str:
+        """sha256 of the text in UTF-8."""
+        return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()
+
+    @property
+    def chunk_times_s(self) -> list[float]:
+        """When tokens arrived, one time a chunk.
+
+        The engine streams a token without visible text (an end-of-sequence token past which it was told to go
+        on) as an empty delta. Such chunks count when the server's token count leaves room for all of them.
+        """
+        if self.completion_tokens is not None and self.completion_tokens >= len(self._all_times):
+            return self._all_times
+        return self._token_times
+
+    def status(self) -> tuple[Status, str | None]:
+        """How the stream ended, and why where it did not end well. Call it after `close`."""
+        if self.error is not None:
+            return "stream_error", self.error
+        if self.finish_reason in _FAILED_FINISHES:
+            return "stream_error", f"finish_reason {self.finish_reason}"
+        if self.finish_reason is None or not self.done:
+            missing = [
+                name
+                for name, there in (("finish_reason", self.finish_reason), ("[DONE]", self.done))
+                if not there
+            ]
+            return "cut", f"the stream ended without {' and '.join(missing)}"
+        if not self.chunk_times_s:
+            return "no_tokens", "the stream held no token"
+        return "ok", None
+
+    def estimated_output_tokens(self, forced_tokens: int | None) -> int:
+        """Output tokens where the server gave no usage: an estimate, to be marked as one.
+
+        A forced length that was reached is the best guess; else four characters a token, and at least one a
+        chunk. Chunks alone are not tokens (case LG3).
+        """
+        if forced_tokens is not None and self.finish_reason == "length":
+            return forced_tokens
+        return max(len(self._token_times), round(len(self.text) / 4))
+
+    def _event(self, now_s: float) -> None:
+        if not self._data:
+            return
+        payload = b"\n".join(self._data)
+        self._data = []
+        if payload.strip() == b"[DONE]":
+            self.done = True
+            return
+        try:
+            body = json.loads(payload)
+        except ValueError:
+            self.error = self.error or f"an event that is not JSON: {payload[:80]!r}"
+            return
+        if not isinstance(body, dict):
+            self.error = self.error or f"an event that is no object: {payload[:80]!r}"
+            return
+        if body.get("error") or body.get("object") == "error":
+            self.error = self.error or _error_text(body)
+            return
+        self._usage(body.get("usage"))
+        for choice in body.get("choices") or ():
+            self._choice(choice, now_s)
+
+    def _choice(self, choice: dict[str, Any], now_s: float) -> None:
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        delta = choice.get("delta")
+        if delta is None:
+            text, silent = choice.get("text") or "", choice.get("text") == ""
+        else:
+            text = "".join(delta.get(key) or "" for key in ("reasoning", "reasoning_content", "content"))
+            if delta.get("tool_calls"):
+                text += json.dumps(delta["tool_calls"], sort_keys=True)
+            silent = "role" not in delta and delta.get("content") == ""  # the role chunk is no token
+        if text:
+            self._pieces.append(text)
+            self._token_times.append(now_s)
+        if text or silent:
+            self._all_times.append(now_s)
+
+    def _usage(self, usage: object) -> None:
+        """The last usage wins: servers may send running counts."""
+        if not isinstance(usage, dict):
+            return
+        self.prompt_tokens = _whole(usage.get("prompt_tokens"), self.prompt_tokens)
+        self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
+            self.cached_tokens = _whole(details.get("cached_tokens"), self.cached_tokens)
+
+
+def _whole(value: object, otherwise: int | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def _error_text(body: dict[str, Any]) -> str:
+    error = body.get("error")
+    if isinstance(error, dict):
+        return f"error event: {error.get('code', '')} {error.get('message') or error}".strip()[:300]
+    return f"error event: {error or body.get('message') or body}"[:300]

@@ -1,0 +1,22 @@
+"""Where production lives. Only the canary stage and the production side may import this (a contract)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ProductionSettings(BaseSettings):
+    """Read from RATCHET_PRODUCTION_*. Without `state_dir` there is no production to change."""
+
+    model_config = SettingsConfigDict(env_prefix="RATCHET_PRODUCTION_", extra="forbid", frozen=True)
+
+    state_dir: Path = Field(description="state folder of the stack whose switch and replicas are production's")
+    stable_cores: tuple[int, ...] = (0,)
+    canary_cores: tuple[int, ...] = (1,)
+    port_from: int = Field(default=18100, description="first port tried for a production replica")
+    ready_timeout_s: float = 240
+    accelerator: str = Field(default="cpu", description="accelerator model of a production replica")
+    accelerators: int = Field(default=1, description="accelerators of one replica")

@@ -1,0 +1,121 @@
+"""Stage 1's effects: production's readings, the traffic samples, the stored report."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from prefect import task
+
+from infra.connect import open_store
+from infra.quality.runner import run_gate
+from infra.quality.suite import GateResult
+from infra.sampling.draw import draw_sample
+from infra.sampling.manifest import SampleManifest
+from infra.sampling.objects import objects_from_s3
+from infra.sampling.sample import Sample, save_sample, strata_from_bounds
+from tasks.baseline.gates import baseline_rows, baseline_suite
+from tasks.baseline.production import production_metrics
+from tasks.baseline.records import BaselineReport, NoiseFloor, SampleRef, Samples
+from tasks.baseline.rules import baseline_report
+from tasks.shared.parameters import CampaignParams
+from tasks.shared.records import Criteria
+from tasks.shared.traffic_gate import sample_rows, traffic_suite
+
+SANDBOX_ONLY = frozenset({"coverage", "peak_memory", "preemptions", "prefix_hit_rate", "cost_per_million_tokens"})
+
+
+def _key(campaign: str) -> str:
+    return f"campaigns/{campaign}/baseline.json"
+
+
+def stored_baseline(campaign: str) -> BaselineReport | None:
+    """The finished baseline of a campaign that is resumed."""
+    store = open_store()
+    return store.get_record(_key(campaign), BaselineReport) if store.exists(_key(campaign)) else None
+
+
+@task(name="read production from Prometheus", retries=2, retry_delay_seconds=2)
+def read_production(params: CampaignParams, criteria: Criteria, criteria_hash: str) -> BaselineReport:
+    """Every production metric over the window; what could not be read is unknown and says why."""
+    return baseline_report(
+        target=params.target, campaign=params.campaign, window=params.window, config=params.config,
+        criteria_hash=criteria_hash, metrics=production_metrics(params.role, params.window, criteria),
+        price_per_accelerator_hour=criteria.price_per_accelerator_hour)
+
+
+def _describe(sample: Sample, manifest: SampleManifest, key: str, manifest_key: str) -> SampleRef:
+    longest = sample.strata[-1].name
+    tokens = sum(e.prompt_tokens for e in sample.entries)
+    long = [e for e in sample.entries if e.stratum == longest]
+    return SampleRef(
+        key=key, manifest_key=manifest_key, sample_hash=sample.content_hash(), requests=len(sample.entries),
+        duration_s=sample.duration_s, held_out=manifest.held_out, prefix_reuse=manifest.prefix_reuse_sample,
+        strata=dict(Counter(e.stratum for e in sample.entries)), long_share=len(long) / max(1, len(sample.entries)),
+        long_token_share=sum(e.prompt_tokens for e in long) / max(1, tokens),
+        prompt_tokens_avg=tokens / max(1, len(sample.entries)), notes=manifest.notes)
+
+
+@task(name="draw traffic samples", retries=1, retry_delay_seconds=2)
+def draw_samples(params: CampaignParams, criteria: Criteria) -> Samples:
+    """The search's sample and the held-out one: other conversations of the same window.
+
+    Raises:
+        EmptyPool: the prefix or the window holds no request; the message names both.
+    """
+    store = open_store()
+    strata = strata_from_bounds(criteria.measuring.short_below_tokens, criteria.measuring.medium_below_tokens)
+    refs = []
+    for held_out in (False, True):
+        found = objects_from_s3(lambda prefix: (i.key for i in store.list(prefix)), store.get, params.traffic_prefix)
+        own = params.held_out_window if held_out else params.sample_window
+        window = own or params.window
+        sample, manifest = draw_sample(
+            found, seed=params.seed, n=None if own else criteria.measuring.sample_requests,
+            share=1.0 if own else None, strata=strata, window=(window.start_s, window.end_s),
+            held_out=held_out and own is None, source=f"s3 {params.traffic_prefix}")
+        if held_out and own is not None:
+            manifest = manifest.model_copy(update={"held_out": True})
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "sample.parquet"
+            save_sample(sample, path)
+            key = store.put_content("samples", path.read_bytes(), ".parquet")
+        manifest_key = store.put_content("samples", manifest.model_dump_json(indent=1).encode(), ".manifest.json")
+        refs.append(_describe(sample, manifest, key, manifest_key))
+    return Samples(search=refs[0], held_out=refs[1])
+
+
+@task(name="gate: traffic sample")
+def check_sample(samples: Samples, criteria: Criteria) -> GateResult:
+    """The data-quality gate before anything is built on the sample."""
+    from infra.sampling.sample import parse_sample
+
+    store = open_store()
+    m = criteria.measuring
+    sample = parse_sample(store.get(samples.search.key), samples.search.key,
+                          strata_from_bounds(m.short_below_tokens, m.medium_below_tokens))
+    rows = sample_rows((e.model_dump() for e in sample.entries), short_below=m.short_below_tokens,
+                       medium_below=m.medium_below_tokens)
+    wanted = {"short": m.min_requests_per_stratum, "medium": m.min_requests_per_stratum,
+              "long": m.min_requests_per_stratum}
+    return run_gate(traffic_suite(min_requests=8, min_per_stratum=wanted), rows)
+
+
+def with_noise_floors(draft: BaselineReport, samples: Samples, floors: tuple[NoiseFloor, ...]) -> BaselineReport:
+    """The report with the sandbox's A/A floors and its samples."""
+    return draft.model_copy(update={"noise_floors": floors, "samples": samples, "sample_key": samples.search.key})
+
+
+@task(name="gate: baseline")
+def check_baseline(report: BaselineReport, criteria: Criteria) -> GateResult:
+    """The data-quality gate before stage 2: every metric that the criteria name is known."""
+    named = {p.name for p in criteria.primary} | {g.name for g in criteria.guards if g.required}
+    required = sorted(named - SANDBOX_ONLY)
+    return run_gate(baseline_suite(required, min_window_s=criteria.windows.baseline_s * 0.9),
+                    baseline_rows(report, required))
+
+
+def store_baseline(report: BaselineReport) -> None:
+    """Write the report once."""
+    open_store().put_record_once(_key(report.campaign), report)

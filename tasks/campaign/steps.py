@@ -1,0 +1,163 @@
+"""Effects around the stages: pinning, questions, lease, plan, ledger."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefect import task
+
+from infra.connect import open_store
+from infra.lease import Lease
+from infra.revision import committed_file, text_hash
+from tasks.baseline.records import BaselineReport
+from tasks.canary.plan import rollout_plan
+from tasks.canary.records import Phase, RolloutPlan, RolloutState
+from tasks.sandbox.records import SandboxVerdict
+from tasks.shared.criteria import criteria_hash, parse_criteria
+from tasks.shared.ledger import ledger_key
+from tasks.shared.parameters import CampaignParams
+from tasks.shared.pin import CriteriaPin, Preconditions
+from tasks.shared.preconditions import Measured, judge_preconditions
+from tasks.shared.records import LedgerEntry, Outcome, Target
+from tasks.shared.stops import CriteriaChanged, PreconditionFailed
+
+LEASE_TTL_S = 6 * 3600.0
+
+
+def owner_name() -> str:
+    """Who holds a lease: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@contextmanager
+def campaign_lease(target: Target, campaign: str) -> Iterator[Lease]:
+    """Hold the target's campaign lease; two campaigns of one target do not run side by side.
+
+    Raises:
+        LeaseHeld: another campaign holds it.
+    """
+    store = open_store()
+    lease = Lease.acquire(store, f"campaign/{target.key}", owner=f"{campaign} {owner_name()}", ttl_s=LEASE_TTL_S,
+                          now=time.time())
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@task(name="pin criteria", retries=0)
+def pin_criteria(campaign: str, criteria_path: str) -> CriteriaPin:
+    """Read the criteria at HEAD and write the pin once; a resumed campaign must find the same.
+
+    Raises:
+        BadInput: the file is not committed, or does not parse; the message says where.
+        CriteriaChanged: the campaign was started with other criteria.
+    """
+    found = committed_file(Path(criteria_path))
+    criteria = parse_criteria(found.text, origin=f"{found.path} at {found.commit[:12]}")
+    pin = CriteriaPin(path=str(Path(criteria_path)), commit=found.commit, blob=found.blob,
+                      text_hash=text_hash(found.text), criteria=criteria, criteria_hash=criteria_hash(criteria),
+                      pinned=True)
+    store = open_store()
+    key = f"campaigns/{campaign}/criteria.json"
+    if not store.put_record_once(key, pin):
+        before = store.get_record(key, CriteriaPin)
+        if before.criteria_hash != pin.criteria_hash:
+            raise CriteriaChanged(f"campaign {campaign} was started with criteria {before.criteria_hash[:12]} and "
+                                  f"HEAD now holds {pin.criteria_hash[:12]}", remedy="Start a new campaign")
+        return before
+    return pin
+
+
+def stop_if_criteria_changed(pin: CriteriaPin) -> None:
+    """End the campaign when HEAD holds other criteria than it started with."""
+    now = committed_file(Path(pin.path))
+    if now.blob != pin.blob:
+        raise CriteriaChanged(f"{pin.path} changed from {pin.blob[:12]} to {now.blob[:12]} during the campaign",
+                              remedy="Its results stay in the ledger; start a new campaign")
+
+
+@task(name="six questions", retries=1, retry_delay_seconds=2)
+def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditions:
+    """Measure the answers to the six questions (spec P1)."""
+    store = open_store()
+    traffic = sum(1 for _ in store.list(params.traffic_prefix))
+    rollout = next((r for r in _rollouts(params.target) if r.phase not in _ENDED), None)
+    failed = next((r for r in _rollouts(params.target) if r.phase is Phase.ROLLBACK_FAILED), None)
+    measured = Measured(
+        window_s=params.window.end_s - params.window.start_s,
+        window_needed_s=pin.criteria.windows.baseline_s,
+        sandbox_shape=_sandbox_shape(), production_shape=params.production_shape,
+        traffic_objects=traffic, criteria_pinned=pin.pinned,
+        switch_drill_ms=params.switch_drill_ms,
+        rollout_under_way=rollout.rollout_id if rollout else "",
+        rollback_failed=failed.rollout_id if failed else "",
+    )
+    judgement, answers = judge_preconditions(measured)
+    return Preconditions(judgement=judgement, answers=answers)
+
+
+_ENDED = frozenset({Phase.COMPLETED, Phase.ROLLED_BACK, Phase.REFUSED, Phase.ROLLBACK_FAILED})
+
+
+def _sandbox_shape() -> str:
+    from infra.settings.sandbox import SandboxSettings
+
+    s = SandboxSettings()
+    return f"{s.accelerator} x{s.accelerators}"
+
+
+def _rollouts(target: Target) -> Iterator[RolloutState]:
+    store = open_store()
+    for found in store.list(f"rollouts/{target.key}/"):
+        if found.key.endswith("/state.json"):
+            yield store.get_record(found.key, RolloutState)
+
+
+def stop_unless_ready(answers: Preconditions) -> None:
+    """One no stops the campaign with that answer."""
+    if answers.judgement.outcome is not Outcome.PASS:
+        bad = "; ".join(r.text for r in answers.judgement.reasons if r.outcome is not Outcome.PASS)
+        raise PreconditionFailed(f"the campaign does not start: {bad}")
+
+
+@task(name="plan rollout", retries=1)
+def plan_rollout(
+    params: CampaignParams, pin: CriteriaPin, verdict: SandboxVerdict, baseline: BaselineReport,
+) -> tuple[RolloutPlan | None, str]:
+    """A plan that waits for approval, or none when nothing was proven."""
+    if verdict.judgement.outcome is not Outcome.PASS:
+        return None, ""
+    store = open_store()
+    key = f"campaigns/{params.campaign}/plan.json"
+    if store.exists(key):
+        return store.get_record(key, RolloutPlan), key
+    plan = rollout_plan(verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config,
+                        created_s=time.time())
+    if not store.put_record_once(key, plan):
+        plan = store.get_record(key, RolloutPlan)
+    append_ledger(LedgerEntry(
+        entry_id=plan.plan_id[:12], at_s=plan.created_s, target=params.target, campaign=params.campaign, kind="plan",
+        changes=plan.changes, outcome_class="waits for approval",
+        reason=f"expected {plan.expected_gain_pct:+.1f} % throughput", record_key=key,
+        throughput_change_pct=plan.expected_gain_pct))
+    return plan, key
+
+
+def append_ledger(entry: LedgerEntry) -> None:
+    """Write one entry, once."""
+    open_store().put_record_once(ledger_key(entry), entry)
+
+
+@task(name="record campaign", retries=2, retry_delay_seconds=1)
+def record_campaign(target: Target, campaign: str, outcome: Outcome, because: str, seconds: dict[str, float]) -> None:
+    """The campaign's line in the ledger, with the time that each stage took."""
+    append_ledger(LedgerEntry(entry_id=f"{campaign[:24]}-{uuid.uuid4().hex[:8]}", at_s=time.time(), target=target,
+                              campaign=campaign, kind="campaign", outcome_class=outcome.value, reason=because,
+                              stage_seconds=seconds))

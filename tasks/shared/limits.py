@@ -1,0 +1,184 @@
+"""One guard or one target, judged by itself (spec C2). Pure; sandbox and production use the same rules.
+
+The A/A floor decides both ways. A change inside it is no change: it reaches no target and breaches no guard.
+And where the floor is wider than a guard's limit, a reading that lies inside the limit by chance proves
+nothing: the guard passes only when the change is better than the limit by at least the floor, else it is
+INCONCLUSIVE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.shared.records import GuardMetric, Outcome, PrimaryMetric, Reading, Reason
+from tasks.shared.statistics import change
+
+ROUNDING = 1e-9
+"""Floating-point dust: a change of exactly the limit is inside it."""
+
+
+def judge_guard(
+    guard: GuardMetric, baseline: Reading, candidate: Reading, *, floor_pct: float | None
+) -> Reason:
+    """Whether one guard holds. Missing or marked readings never pass.
+
+    Args:
+        floor_pct: A/A floor, used by relative limits only. None means that it could not be taken: a change
+            inside the limit is then INCONCLUSIVE, one beyond it FAIL, since there is no noise to excuse it
+            with.
+    """
+    if guard.max_value is not None:
+        missing = _missing(guard.name, (candidate,))
+        return missing or _judge_value(guard, candidate)
+    missing = _missing(guard.name, (baseline, candidate))
+    if missing is not None:
+        return missing
+    relative, absolute = change(baseline, candidate, absolute_floor=guard.absolute_floor)
+    assert absolute is not None  # both readings are known
+    sign = 1.0 if guard.direction == "lower" else -1.0
+    both = f"{candidate.text()} against {baseline.text()}"
+    if guard.max_increase_abs is not None:
+        worse, limit, unit = sign * absolute, guard.max_increase_abs, candidate.unit
+        unit = "percentage points" if unit == "%" else unit
+        outcome = Outcome.PASS if worse <= limit + ROUNDING else Outcome.FAIL
+        text = f"{guard.name} is {both}: {_worse(worse, unit)}, {limit:g} {unit} allowed"
+        return Reason(rule=guard.name, outcome=outcome, text=text, observed=worse, limit=limit, unit=unit)
+    limit = guard.max_increase_pct if guard.max_increase_pct is not None else 0.0
+    if relative is None:  # from nothing to something: a violation when it is worse, never a division (OB1)
+        outcome = Outcome.FAIL if sign * absolute > 0 else Outcome.PASS
+        text = f"{guard.name} is {both}: there is no relative change from zero, and any worsening is a breach"
+        return Reason(
+            rule=guard.name, outcome=outcome, text=text, observed=absolute, limit=0.0, unit=candidate.unit
+        )
+    worse = sign * relative
+    outcome, why = _against_floor(worse, limit, floor_pct)
+    text = f"{guard.name} is {both}: {_worse(worse, '%')}, {limit:g} % allowed{why}"
+    return Reason(rule=guard.name, outcome=outcome, text=text, observed=worse, limit=limit, unit="%")
+
+
+def _against_floor(worse: float, limit: float, floor_pct: float | None) -> tuple[Outcome, str]:
+    if floor_pct is None:
+        if worse > limit + ROUNDING:
+            return Outcome.FAIL, "; no A/A floor is known to excuse it"
+        return Outcome.INCONCLUSIVE, "; no A/A floor is known, so nothing says how fine this reading is"
+    noise = f" (A/A floor {floor_pct:.1f} %)"
+    if floor_pct <= limit + ROUNDING:
+        return (Outcome.PASS if worse <= limit + ROUNDING else Outcome.FAIL), noise
+    if worse <= limit - floor_pct:
+        return Outcome.PASS, noise
+    if worse > limit + ROUNDING and worse > floor_pct + ROUNDING:
+        return Outcome.FAIL, noise
+    return Outcome.INCONCLUSIVE, f"; the A/A floor of {floor_pct:.1f} % is wider than the limit"
+
+
+def _judge_value(guard: GuardMetric, candidate: Reading) -> Reason:
+    limit = guard.max_value if guard.max_value is not None else 0.0
+    value = candidate.value if candidate.value is not None else 0.0
+    outcome = Outcome.PASS if value <= limit + ROUNDING else Outcome.FAIL
+    text = f"{guard.name} is {candidate.text()}, at most {limit:g} {candidate.unit} allowed"
+    return Reason(
+        rule=guard.name, outcome=outcome, text=text, observed=value, limit=limit, unit=candidate.unit
+    )
+
+
+def judge_primary(
+    metric: PrimaryMetric,
+    baseline: Reading,
+    candidate: Reading,
+    *,
+    floor_pct: float | None,
+    low_pct: float | None = None,
+    high_pct: float | None = None,
+) -> Reason:
+    """Whether one primary metric reaches its target.
+
+    PASS: the change reaches the target, is larger than the A/A floor, and its interval (where one was made)
+    does not reach back to no change. FAIL: the target is missed. INCONCLUSIVE: reached, and not resolved from
+    noise.
+    """
+    missing = _missing(metric.name, (baseline, candidate))
+    if missing is not None:
+        return missing
+    relative, absolute = change(baseline, candidate)
+    both = f"{candidate.text()} against {baseline.text()}"
+    if relative is None or absolute is None:
+        return Reason(
+            rule=metric.name,
+            outcome=Outcome.NO_DATA,
+            text=f"{metric.name} is {both}: no relative change can be taken from zero",
+        )
+    sign = 1.0 if metric.direction == "higher" else -1.0
+    better, target = sign * relative, abs(metric.target_pct)
+    worst = low_pct if metric.direction == "higher" else (None if high_pct is None else -high_pct)
+    interval = (
+        "" if low_pct is None or high_pct is None else f", 95 % interval {low_pct:+.1f} to {high_pct:+.1f} %"
+    )
+    text = f"{metric.name} is {both}: {relative:+.1f} %{interval}, target {metric.target_pct:+g} %"
+    if better < target - ROUNDING:
+        outcome = Outcome.FAIL
+    elif floor_pct is None:
+        outcome, text = Outcome.INCONCLUSIVE, f"{text}; no A/A floor is known"
+    elif better <= floor_pct:
+        outcome, text = Outcome.INCONCLUSIVE, f"{text}; inside the A/A floor of {floor_pct:.1f} %"
+    elif worst is not None and worst <= 0:
+        outcome, text = Outcome.INCONCLUSIVE, f"{text}; the interval includes no change"
+    else:
+        outcome, text = Outcome.PASS, f"{text}, A/A floor {floor_pct:.1f} %"
+    return Reason(
+        rule=metric.name, outcome=outcome, text=text, observed=relative, limit=metric.target_pct, unit="%"
+    )
+
+
+def any_reached(primaries: Sequence[Reason]) -> list[Reason]:
+    """The reasons that decide among primary metrics: one reached target is enough (spec C2).
+
+    When one is reached, those that were not are told in its text and decide nothing, so the reasons of a
+    judgement always add up to its outcome. When none is, all speak.
+    """
+    reached = [r for r in primaries if r.outcome is Outcome.PASS]
+    if not reached:
+        return list(primaries)
+    others = [r.text for r in primaries if r.outcome is not Outcome.PASS]
+    if others:
+        text = f"{reached[0].text} (one primary metric is enough; {'; '.join(others)})"
+        reached[0] = reached[0].model_copy(update={"text": text})
+    return reached
+
+
+def beyond_floor(
+    direction: str,
+    change_pct: float | None,
+    floor_pct: float | None,
+    low_pct: float | None = None,
+    high_pct: float | None = None,
+) -> int | None:
+    """+1 better, -1 worse, 0 no change that can be told from noise; None when nothing is known."""
+    if change_pct is None or floor_pct is None:
+        return None
+    if abs(change_pct) <= floor_pct + ROUNDING:
+        return 0
+    if low_pct is not None and high_pct is not None and low_pct <= 0 <= high_pct:
+        return 0
+    return 1 if (change_pct > 0) == (direction == "higher") else -1
+
+
+def _missing(name: str, readings: tuple[Reading, ...]) -> Reason | None:
+    for reading in readings:
+        if reading.value is None:
+            return Reason(rule=name, outcome=Outcome.NO_DATA, text=f"{name} is {reading.text()}")
+    for reading in readings:
+        if not reading.judges:
+            return Reason(
+                rule=name,
+                outcome=Outcome.INCONCLUSIVE,
+                observed=reading.value,
+                unit=reading.unit,
+                text=f"{name} is {reading.text()}: a marked reading judges nothing ({reading.cause})",
+            )
+    return None
+
+
+def _worse(amount: float, unit: str) -> str:
+    if abs(amount) <= ROUNDING:
+        return "unchanged"
+    return f"{abs(amount):.3g} {unit} {'worse' if amount > 0 else 'better'}"
