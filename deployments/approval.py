@@ -30,9 +30,11 @@ def describe(plan: RolloutPlan) -> str:
     changes = "\n".join(f"  {k}: {plan.baseline_config.args.get(k, 'default')} -> {v}" for k, v in plan.changes.items())
     steps = ", ".join(f"{s.share:.1%} for {s.duration_s:g} s" for s in plan.steps)
     risks = "\n".join(f"  - {r}" for r in plan.risks)
-    return (f"plan {plan.plan_id[:12]} for {plan.target.key} (campaign {plan.campaign})\n"
-            f"configuration hash {plan.config_hash}\nchanges\n{changes}\n"
-            f"expected gain {plan.expected_gain_pct:+.1f} % throughput\nrisks\n{risks}\nsteps {steps}")
+    return (
+        f"plan {plan.plan_id[:12]} for {plan.target.key} (campaign {plan.campaign})\n"
+        f"configuration hash {plan.config_hash}\nchanges\n{changes}\n"
+        f"expected gain {plan.expected_gain_pct:+.1f} % throughput\nrisks\n{risks}\nsteps {steps}"
+    )
 
 
 def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
@@ -47,16 +49,32 @@ def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
         raise BadInput("a decision names who made it", remedy="--by NAME")
     store, now_s = open_store(), time.time()
     expires_s = store.get_record(f"campaigns/{plan.campaign}/criteria.json", CriteriaPin).criteria.approval_expires_s
-    made = Approval(plan_hash=plan.content_hash(), config_hash=plan.config_hash,
-                    decision="approve" if decision == "approve" else "reject", by=by.strip(), at_s=now_s,
-                    expires_s=now_s + expires_s)
+    made = Approval(
+        plan_hash=plan.content_hash(),
+        config_hash=plan.config_hash,
+        decision="approve" if decision == "approve" else "reject",
+        by=by.strip(),
+        at_s=now_s,
+        expires_s=now_s + expires_s,
+    )
     key = f"approvals/{made.plan_hash}.json"
     if not store.put_record_once(key, made):
         before = store.get_record(key, Approval)
-        raise BadInput(f"plan {plan.plan_id[:12]} was decided before: {before.decision} by {before.by}",
-                       remedy="A plan is decided once; a new campaign makes a new one")
-    entry = LedgerEntry(entry_id=f"{made.plan_hash[:12]}-{made.decision}", at_s=now_s, target=plan.target,
-                        campaign=plan.campaign, kind="approval", changes=plan.changes, outcome_class=made.decision,
-                        reason=f"by {made.by}", reviewer_s=now_s - plan.created_s, record_key=key)
+        raise BadInput(
+            f"plan {plan.plan_id[:12]} was decided before: {before.decision} by {before.by}",
+            remedy="A plan is decided once; a new campaign makes a new one",
+        )
+    entry = LedgerEntry(
+        entry_id=f"{made.plan_hash[:12]}-{made.decision}",
+        at_s=now_s,
+        target=plan.target,
+        campaign=plan.campaign,
+        kind="approval",
+        changes=plan.changes,
+        outcome_class=made.decision,
+        reason=f"by {made.by}",
+        reviewer_s=now_s - plan.created_s,
+        record_key=key,
+    )
     store.put_record_once(ledger_key(entry), entry)
     return made

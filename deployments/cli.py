@@ -16,8 +16,12 @@ from deployments import cli_knobs, cli_stack
 from deployments.environment import embedded_settings, state_dir
 from infra.errors import BadInput, RatchetError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="A closed loop that makes LLM serving faster and cannot fool itself.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A closed loop that makes LLM serving faster and cannot fool itself.",
+)
 app.add_typer(cli_stack.app, name="stack")
 app.add_typer(cli_knobs.app, name="knobs")
 campaign_app = typer.Typer(no_args_is_help=True, help="Stages 1 to 4, ending in a plan that waits for a person.")
@@ -91,8 +95,15 @@ def rollout(
     window = None
     if verify_from_s is not None and verify_to_s is not None:
         window = Window(start_s=verify_from_s, end_s=verify_to_s)
-    state = run_rollout(RolloutParams(plan_key=plan, tick_s=tick_s, mode="follow" if follow else "tick",
-                                      lease_ttl_s=lease_ttl_s, verify_window=window))
+    state = run_rollout(
+        RolloutParams(
+            plan_key=plan,
+            tick_s=tick_s,
+            mode="follow" if follow else "tick",
+            lease_ttl_s=lease_ttl_s,
+            verify_window=window,
+        )
+    )
     out.print(f"{state.phase.value}{': ' + state.reason if state.reason else ''}")
     if state.phase in TERMINAL:
         raise typer.Exit(0 if state.phase.value == "completed" else 1)
@@ -124,7 +135,9 @@ def approve(
     plan: Annotated[str, typer.Argument(help="S3 key of the plan, campaigns/NAME/plan.json")],
     by: Annotated[str, typer.Option(help="who decides")] = "",
     reject: Annotated[bool, typer.Option("--reject", help="say no instead")] = False,
-    yes: Annotated[Optional[str], typer.Option(help="first 8 characters of the configuration hash, instead of typing them")] = None,  # noqa: UP045
+    yes: Annotated[
+        str | None, typer.Option(help="first 8 characters of the configuration hash, instead of typing them")
+    ] = None,
 ) -> None:
     """Decide about one plan. Shows what would change and asks for the configuration hash; there is no default.
 
@@ -135,8 +148,13 @@ def approve(
 
     found = load_plan(plan)
     out.print(describe(found))
-    typed = yes if yes is not None else typer.prompt("Type the first 8 characters of the configuration hash to "
-                                                     + ("reject" if reject else "approve"))
+    typed = (
+        yes
+        if yes is not None
+        else typer.prompt(
+            "Type the first 8 characters of the configuration hash to " + ("reject" if reject else "approve")
+        )
+    )
     if typed.strip() != found.config_hash[:8]:
         raise BadInput(f"{typed!r} is not {found.config_hash[:8]!r}", remedy="Nothing was decided")
     name = by or os.environ.get("USER", "")
@@ -146,7 +164,9 @@ def approve(
 
 @app.command()
 def rollback(
-    to: Annotated[Optional[Path], typer.Option(help="a ServingConfig as JSON; default: what the rollout came from")] = None,  # noqa: UP045
+    to: Annotated[
+        Path | None, typer.Option(help="a ServingConfig as JSON; default: what the rollout came from")
+    ] = None,
 ) -> None:
     """Take the canary to weight 0 now, whatever else is running, and when nothing is.
 
@@ -201,8 +221,13 @@ def replay(
 
     if not base_url.rstrip("/").endswith("/v1"):
         raise BadInput(f"--base-url {base_url} does not end in /v1")
-    result = run_replay(load_sample(sample_file), base_url, model, to, options=ReplayOptions(
-        mode=mode, concurrency=concurrency, warmup=warmup, time_scale=time_scale))
+    result = run_replay(
+        load_sample(sample_file),
+        base_url,
+        model,
+        to,
+        options=ReplayOptions(mode=mode, concurrency=concurrency, warmup=warmup, time_scale=time_scale),
+    )
     out.print_json(result.summary.model_dump_json())
     raise typer.Exit(0 if result.summary.valid else 3)
 

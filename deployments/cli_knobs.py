@@ -50,7 +50,10 @@ def _config(base: Path | None, settings: list[str], catalogue: Catalogue) -> Ser
 
 @app.command()
 def check(base: BaseOption = None, settings: SetOption = None) -> None:
-    """Is it legal, and which rule forbids it. Example: ratchet knobs check --set max_num_seqs=4096 --set max_num_batched_tokens=2048"""
+    """Is it legal, and which rule forbids it.
+
+    Example: ratchet knobs check --set max_num_seqs=4096 --set max_num_batched_tokens=2048
+    """
     catalogue = load_catalogue(home().knobs)
     found = check_legal(_config(base, settings or [], catalogue), catalogue)
     for violation in found:

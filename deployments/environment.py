@@ -31,8 +31,10 @@ def embedded_settings(state: Path, side: Side) -> dict[str, str]:
     key = keys.agent if side == "agent" else keys.admin
     settings = {
         "RATCHET_STATE": str(state),
-        "RATCHET_S3_ENDPOINT_URL": addresses.s3, "RATCHET_S3_BUCKET": "ratchet",
-        "RATCHET_S3_ACCESS_KEY": key.access_key, "RATCHET_S3_SECRET_KEY": key.secret_key.get_secret_value(),
+        "RATCHET_S3_ENDPOINT_URL": addresses.s3,
+        "RATCHET_S3_BUCKET": "ratchet",
+        "RATCHET_S3_ACCESS_KEY": key.access_key,
+        "RATCHET_S3_SECRET_KEY": key.secret_key.get_secret_value(),
         "RATCHET_PROMETHEUS_URL": addresses.prometheus,
         "RATCHET_SANDBOX_WORK_DIR": str(state / "sandbox"),
     }
@@ -41,8 +43,12 @@ def embedded_settings(state: Path, side: Side) -> dict[str, str]:
         settings["PREFECT_HOME"] = str(state / "prefect-client")
     if side == "production":
         settings["RATCHET_PRODUCTION_STATE_DIR"] = str(state)
-    settings |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "PREFECT_LOGGING_LEVEL": "INFO",
-                 "GX_ANALYTICS_ENABLED": "false"}
+    settings |= {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        "GX_ANALYTICS_ENABLED": "false",
+    }
     return settings
 
 

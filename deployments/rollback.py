@@ -37,8 +37,10 @@ def roll_back_now(state_dir: Path, to: Path | None) -> Iterator[str]:
         try:
             config = ServingConfig.model_validate_json(to.read_bytes())
         except (OSError, ValidationError) as error:
-            raise BadInput(f"{to} is no serving configuration: {error}",
-                           remedy="The weight is 0 already; hand in the JSON of a ServingConfig") from None
+            raise BadInput(
+                f"{to} is no serving configuration: {error}",
+                remedy="The weight is 0 already; hand in the JSON of a ServingConfig",
+            ) from None
     try:
         store = open_stack_store(state_dir)
         for found in store.list("rollouts/"):
@@ -51,7 +53,8 @@ def roll_back_now(state_dir: Path, to: Path | None) -> Iterator[str]:
             if after is state:
                 continue
             if store.put_if_match(found.key, after.model_dump_json(indent=1).encode(), etag) is not None:
-                yield f"rollout {state.rollout_id[:12]} is marked: its next tick restores {state.plan.baseline_hash[:12]}"
+                restored = state.plan.baseline_hash[:12]
+                yield f"rollout {state.rollout_id[:12]} is marked: its next tick restores {restored}"
                 config = config or state.plan.baseline_config
     except RatchetError as error:
         yield f"the rollout's state could not be marked ({error}); the weight is 0 all the same"

@@ -29,13 +29,28 @@ def _objects(source: str) -> Iterator[tuple[str, bytes]]:
     raise BadInput(f"{source} is neither s3://…, a folder nor a file")
 
 
-def draw_to_file(source: str, to: Path, n: int, seed: int, held_out: bool, short_below: int, medium_below: int,
-                 policy: Literal["shrink", "fail"]) -> str:
+def draw_to_file(
+    source: str,
+    to: Path,
+    n: int,
+    seed: int,
+    held_out: bool,
+    short_below: int,
+    medium_below: int,
+    policy: Literal["shrink", "fail"],
+) -> str:
     """Draw, write the sample and its manifest beside it, and say how it differs from the pool."""
     if to.suffix not in (".parquet", ".jsonl"):
         raise BadInput(f"{to} ends neither in .parquet nor in .jsonl")
-    sample, manifest = draw_sample(_objects(source), n=n, seed=seed, held_out=held_out, policy=policy, source=source,
-                                   strata=strata_from_bounds(short_below, medium_below))
+    sample, manifest = draw_sample(
+        _objects(source),
+        n=n,
+        seed=seed,
+        held_out=held_out,
+        policy=policy,
+        source=source,
+        strata=strata_from_bounds(short_below, medium_below),
+    )
     save_sample(sample, to)
     save_manifest(manifest, to.with_suffix(".manifest.json"))
     return manifest.text()

@@ -36,13 +36,20 @@ def _readings(path: Path) -> dict[str, Reading]:
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict) or not raw:
-        raise BadInput(f"{path} holds no metric", remedy='Write {"throughput_per_gpu": {"value": 1840, "unit": "tok/s"}, …}')
+        raise BadInput(
+            f"{path} holds no metric", remedy='Write {"throughput_per_gpu": {"value": 1840, "unit": "tok/s"}, …}'
+        )
     found: dict[str, Reading] = {}
     for name, item in raw.items():
         try:
             if isinstance(item, dict) and "status" not in item and set(item) <= {"value", "unit", "samples"}:
-                found[name] = Reading.of(item.get("value"), item.get("unit", ""), samples=item.get("samples"),
-                                         source=str(path), cause=f"{path} gives no value")
+                found[name] = Reading.of(
+                    item.get("value"),
+                    item.get("unit", ""),
+                    samples=item.get("samples"),
+                    source=str(path),
+                    cause=f"{path} gives no value",
+                )
             else:
                 found[name] = Reading.model_validate(item)
         except (ValidationError, TypeError) as error:
@@ -50,8 +57,12 @@ def _readings(path: Path) -> dict[str, Reading]:
     return found
 
 
-def judge_files(criteria_path: Path, baseline_path: Path, candidate_path: Path, claim_path: Path | None,
-                ) -> tuple[Outcome, list[str]]:
+def judge_files(
+    criteria_path: Path,
+    baseline_path: Path,
+    candidate_path: Path,
+    claim_path: Path | None,
+) -> tuple[Outcome, list[str]]:
     """The outcome and every reason as a line."""
     try:
         text = criteria_path.read_text()
@@ -64,19 +75,32 @@ def judge_files(criteria_path: Path, baseline_path: Path, candidate_path: Path, 
     for name in sorted(set(baseline) | set(candidate)):
         missing = Reading.unknown("it was not handed in")
         b, c = baseline.get(name, missing), candidate.get(name, missing)
-        pct, absolute = change(b, c, absolute_floor=next((g.absolute_floor for g in criteria.guards if g.name == name), 0.0))
-        comparisons.append(MetricComparison(metric=name, baseline=b, candidate=c, change_pct=pct, change_abs=absolute))
+        pct, absolute = change(
+            b, c, absolute_floor=next((g.absolute_floor for g in criteria.guards if g.name == name), 0.0)
+        )
+        comparisons.append(
+            MetricComparison(metric=name, baseline=b, candidate=c, change_pct=pct, change_abs=absolute, floor_pct=0.0)
+        )
     said = judge_trial(comparisons, criteria)
     reasons = list(said.reasons)
     if not pinned:
-        reasons.append(Reason(rule="unpinned", outcome=Outcome.INCONCLUSIVE,
-                              text=f"unpinned: {criteria_path} is not the committed file"))
+        reasons.append(
+            Reason(
+                rule="unpinned",
+                outcome=Outcome.INCONCLUSIVE,
+                text=f"unpinned: {criteria_path} is not the committed file",
+            )
+        )
     if claim_path is not None:
         reasons += _check_claim(claim_path, comparisons)
     outcome = judgement(reasons).outcome if reasons != list(said.reasons) else said.outcome
     if said.outcome is Outcome.PASS and outcome is Outcome.PASS:
         outcome = Outcome.PASS
-    lines = [f"{outcome.value} by criteria {criteria_hash(criteria)[:12]}{'' if pinned else ' (unpinned)'}"]
+    # Handed-in numbers come without an A/A run, so the floor is taken as 0 and said to be.
+    unpinned = "" if pinned else " (unpinned)"
+    lines = [
+        f"{outcome.value} by criteria {criteria_hash(criteria)[:12]}{unpinned}; no A/A floor is known, 0 % is taken"
+    ]
     return outcome, lines + [f"  {r.outcome.value:12} {r.rule}: {r.text}" for r in reasons]
 
 
@@ -92,7 +116,14 @@ def _check_claim(path: Path, comparisons: list[MetricComparison]) -> list[Reason
     for name, said in {claim.primary: claim.change_pct, **claim.guards}.items():
         measured = by_name[name].change_pct if name in by_name else None
         holds = measured is not None and abs(measured - said) <= claim.tolerance_pct_points
-        found.append(Reason(
-            rule=f"claim {name}", outcome=Outcome.PASS if holds else Outcome.FAIL, observed=measured, limit=said, unit="%",
-            text=f"claimed {said:+.2f} %, recomputed {'unknown' if measured is None else f'{measured:+.2f} %'}"))
+        found.append(
+            Reason(
+                rule=f"claim {name}",
+                outcome=Outcome.PASS if holds else Outcome.FAIL,
+                observed=measured,
+                limit=said,
+                unit="%",
+                text=f"claimed {said:+.2f} %, recomputed {'unknown' if measured is None else f'{measured:+.2f} %'}",
+            )
+        )
     return found

@@ -47,8 +47,11 @@ def close_rollout(plan_key: str, state: RolloutState) -> CanaryVerdict:
     if verdict is None:
         verdict = steps.conclude(plan_key, state)
     publish.canary(verdict)
-    publish.event("rollout.completed" if state.phase is Phase.COMPLETED else "rollout.ended",
-                  state.plan.campaign, phase=state.phase.value)
+    publish.event(
+        "rollout.completed" if state.phase is Phase.COMPLETED else "rollout.ended",
+        state.plan.campaign,
+        phase=state.phase.value,
+    )
     return verdict
 
 

@@ -69,9 +69,16 @@ def run_campaign(params: CampaignParams) -> LoopState:
             lap("sandbox")
             steps.stop_if_criteria_changed(pin)
             plan, key = steps.plan_rollout(this, pin, verdict, baseline)
-            state = state.model_copy(update={
-                "round": number, "stage_seconds": seconds, "verdict": verdict, "plan": plan, "plan_key": key,
-                "outcome": verdict.judgement.outcome})
+            state = state.model_copy(
+                update={
+                    "round": number,
+                    "stage_seconds": seconds,
+                    "verdict": verdict,
+                    "plan": plan,
+                    "plan_key": key,
+                    "outcome": verdict.judgement.outcome,
+                }
+            )
             if plan is not None:
                 state = state.model_copy(update={"ended_because": "a change was proven and waits for approval"})
                 break
@@ -86,5 +93,3 @@ def run_campaign(params: CampaignParams) -> LoopState:
         steps.record_campaign(params.target, params.campaign, state.outcome, state.ended_because, state.stage_seconds)
     publish.event("campaign.completed", params.campaign, outcome=state.outcome.value, plan=state.plan_key)
     return state
-
-

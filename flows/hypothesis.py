@@ -18,7 +18,10 @@ from tasks.shared.records import Criteria
 
 @flow(name="hypothesis", flow_run_name="hypothesis {params.campaign}", validate_parameters=False)
 def run_hypothesis(
-    params: CampaignParams, criteria: Criteria, baseline: BaselineReport, bottleneck: BottleneckReport,
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    bottleneck: BottleneckReport,
 ) -> Hypotheses:
     """Hypotheses from playbook and optimiser, each legal for the installed engine and not rejected before.
 

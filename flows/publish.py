@@ -42,24 +42,39 @@ def _markdown(key: str, text: str, description: str) -> None:
 
 def event(name: str, campaign: str, **payload: Any) -> None:
     """Tell the orchestrator what happened, for automations."""
-    emit_event(event=f"ratchet.{name}", resource={"prefect.resource.id": f"ratchet.campaign.{campaign}"},
-               payload=payload)
+    emit_event(
+        event=f"ratchet.{name}", resource={"prefect.resource.id": f"ratchet.campaign.{campaign}"}, payload=payload
+    )
 
 
 def gate(campaign: str, result: GateResult) -> None:
     """The result of a data-quality gate."""
-    rows = [{"gate": result.name, "passed": result.passed, "rows": result.rows, "evaluated": result.evaluated,
-             "declared": result.declared, "failures": "; ".join(result.failures) or "none"}]
+    rows = [
+        {
+            "gate": result.name,
+            "passed": result.passed,
+            "rows": result.rows,
+            "evaluated": result.evaluated,
+            "declared": result.declared,
+            "failures": "; ".join(result.failures) or "none",
+        }
+    ]
     _table(f"{campaign}-gate-{result.name}", rows, f"Data-quality gate {result.name}")
 
 
 def baseline(report: BaselineReport) -> None:
     """The baseline with its spread and the sandbox's noise floor."""
     floors = {f.metric: f.floor_pct for f in report.noise_floors}
-    rows = [{"metric": m.name, "value": m.reading.text(),
-             "spread": "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
-             "A/A floor": "–" if floors.get(m.name) is None else f"{floors[m.name]:.1f} %",
-             "source": m.reading.source} for m in report.metrics]
+    rows = [
+        {
+            "metric": m.name,
+            "value": m.reading.text(),
+            "spread": "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
+            "A/A floor": "–" if floors.get(m.name) is None else f"{floors[m.name]:.1f} %",
+            "source": m.reading.source,
+        }
+        for m in report.metrics
+    ]
     _table(f"{report.campaign}-baseline", rows, "Production baseline from Prometheus")
 
 
@@ -67,12 +82,22 @@ def bottleneck(report: BottleneckReport) -> None:
     """Evidence and ranked candidates, with the utilisation curve as a bar of text."""
     lines = ["| evidence | reading | meaning |", "|---|---|---|"]
     lines += [f"| `{i.id}` | {i.reading.text()} | {i.meaning} |" for i in report.evidence.items]
-    lines += ["", f"Requests running: `{sparkline([v for _, v in report.evidence.running_series])}`",
-              "", f"Requests waiting: `{sparkline([v for _, v in report.evidence.waiting_series])}`", ""]
+    lines += [
+        "",
+        f"Requests running: `{sparkline([v for _, v in report.evidence.running_series])}`",
+        "",
+        f"Requests waiting: `{sparkline([v for _, v in report.evidence.waiting_series])}`",
+        "",
+    ]
     for number, c in enumerate(report.candidates, 1):
         gain = "uncertain" if c.expected_gain_pct is None else f"{c.expected_gain_pct:+.0f} %"
-        lines += [f"### {number}. {c.name} ({gain}, risk {c.risk:.1f}, by {c.by})", c.claim,
-                  f"- cites {', '.join(c.cites)}", f"- confirm: {c.confirm}", f"- wrong if: {c.falsify}"]
+        lines += [
+            f"### {number}. {c.name} ({gain}, risk {c.risk:.1f}, by {c.by})",
+            c.claim,
+            f"- cites {', '.join(c.cites)}",
+            f"- confirm: {c.confirm}",
+            f"- wrong if: {c.falsify}",
+        ]
     _markdown(f"{report.campaign}-bottleneck", "\n".join(lines), "Bottleneck evidence")
 
 
@@ -80,10 +105,16 @@ def hypotheses(found: Hypotheses) -> None:
     """One card per hypothesis."""
     lines: list[str] = []
     for h in found.hypotheses:
-        lines += [f"### {h.id}: {h.sentence()}", f"- from {h.source}, for bottleneck {h.bottleneck}",
-                  f"- holds if {h.holds_if}", f"- worst case: {h.worst_case}",
-                  f"- may get worse: {', '.join(h.may_get_worse) or 'nothing known'}",
-                  f"- may change outputs: {'yes' if h.may_change_outputs else 'no'}", f"- back: {h.rollback}", ""]
+        lines += [
+            f"### {h.id}: {h.sentence()}",
+            f"- from {h.source}, for bottleneck {h.bottleneck}",
+            f"- holds if {h.holds_if}",
+            f"- worst case: {h.worst_case}",
+            f"- may get worse: {', '.join(h.may_get_worse) or 'nothing known'}",
+            f"- may change outputs: {'yes' if h.may_change_outputs else 'no'}",
+            f"- back: {h.rollback}",
+            "",
+        ]
     lines += [f"- refused: `{r.knob}={r.value}` ({r.rule}): {r.text}" for r in found.refused]
     _markdown(f"{found.campaign}-hypotheses", "\n".join(lines) or "no hypothesis", "Hypothesis cards")
 
@@ -95,18 +126,34 @@ def trials(campaign: str, results: Sequence[TrialResult], verdict: SandboxVerdic
         c = trial.comparison("throughput_per_gpu")
         interval = "–" if c is None or c.low_pct is None else f"{c.low_pct:+.1f} … {c.high_pct:+.1f} %"
         change = "not measured" if c is None or c.change_pct is None else f"{c.change_pct:+.1f} %"
-        rows.append({"trial": trial.trial_id, "kind": trial.kind, "changes": str(trial.changes),
-                     "class": trial.outcome_class.value, "throughput": change, "95 % interval": interval,
-                     "why": "; ".join(r.text for r in trial.judgement.reasons[:3])})
+        rows.append(
+            {
+                "trial": trial.trial_id,
+                "kind": trial.kind,
+                "changes": str(trial.changes),
+                "class": trial.outcome_class.value,
+                "throughput": change,
+                "95 % interval": interval,
+                "why": "; ".join(r.text for r in trial.judgement.reasons[:3]),
+            }
+        )
     text = "Trials" if verdict is None else f"Trials; verdict {verdict.judgement.outcome.value}"
     _table(f"{campaign}-trials", rows, text)
 
 
 def canary(verdict: CanaryVerdict) -> None:
     """The canary's timeline: one row per decision."""
-    rows = [{"step": d.step, "share": d.share, "action": d.action, "outcome": d.judgement.outcome.value,
-             "smallest harm it can exclude": d.smallest_excludable_harm,
-             "why": "; ".join(r.text for r in d.judgement.reasons[:3])} for d in verdict.decisions]
+    rows = [
+        {
+            "step": d.step,
+            "share": d.share,
+            "action": d.action,
+            "outcome": d.judgement.outcome.value,
+            "smallest harm it can exclude": d.smallest_excludable_harm,
+            "why": "; ".join(r.text for r in d.judgement.reasons[:3]),
+        }
+        for d in verdict.decisions
+    ]
     _table(f"{verdict.rollout_id}-canary", rows, f"Canary timeline: {verdict.phase.value}")
 
 

@@ -15,7 +15,11 @@ from tasks.shared.records import Criteria
 
 @flow(name="sandbox", flow_run_name="sandbox {params.campaign}", validate_parameters=False)
 def run_sandbox(
-    params: CampaignParams, criteria: Criteria, baseline: BaselineReport, hypotheses: Hypotheses, pinned: bool,
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    hypotheses: Hypotheses,
+    pinned: bool,
 ) -> SandboxVerdict:
     """Trials beside the baseline, judged by the committed criteria.
 

@@ -20,16 +20,21 @@ def _read(kind: type[_Settings]) -> _Settings:
     except ValidationError as error:
         prefix = kind.model_config.get("env_prefix", "")
         missing = ", ".join(f"{prefix}{'_'.join(str(p) for p in e['loc']).upper()}" for e in error.errors())
-        raise BadInput(f"setting {missing} is missing or wrong",
-                       remedy="`ratchet stack up` prints the settings of the embedded stack "
-                              "(`eval $(ratchet stack env)`)") from None
+        raise BadInput(
+            f"setting {missing} is missing or wrong",
+            remedy="`ratchet stack up` prints the settings of the embedded stack (`eval $(ratchet stack env)`)",
+        ) from None
 
 
 def open_store() -> ObjectStore:
     """The object store of RATCHET_S3_*."""
     s = _read(StoreSettings)
-    return ObjectStore(endpoint_url=s.endpoint_url, bucket=s.bucket, access_key=s.access_key,
-                       secret_key=s.secret_key.get_secret_value())
+    return ObjectStore(
+        endpoint_url=s.endpoint_url,
+        bucket=s.bucket,
+        access_key=s.access_key,
+        secret_key=s.secret_key.get_secret_value(),
+    )
 
 
 def metrics_settings() -> MetricsSettings:

@@ -154,9 +154,7 @@ class Lease:
         old = self.record
         if now >= old.expires_s or old.released:
             check_token(self._store, old.name, old.token, now)
-        record = _version(
-            old.name, old.owner, old.token, acquired_s=old.acquired_s, expires_s=now + self._ttl_s
-        )
+        record = _version(old.name, old.owner, old.token, acquired_s=old.acquired_s, expires_s=now + self._ttl_s)
         self._swap(record, now)
 
     def check(self, now: float) -> None:
@@ -187,9 +185,7 @@ class Lease:
             _require(stored, record.name, record.token, now)
             etag = self._store.put_if_match(lease_key(record.name), record_bytes(record), current)
         if etag is None:
-            raise LeaseLost(
-                f"lease {record.name} (token {record.token}) changed hands while it was being written"
-            )
+            raise LeaseLost(f"lease {record.name} (token {record.token}) changed hands while it was being written")
         self.record, self._etag = record, etag
 
 

@@ -40,15 +40,20 @@ class Reading(BaseModel):
 
     @classmethod
     def of(
-        cls, value: float | None, unit: str, *, source: str = "", samples: float | None = None,
-        mark: Mark = "exact", cause: str = "",
+        cls,
+        value: float | None,
+        unit: str,
+        *,
+        source: str = "",
+        samples: float | None = None,
+        mark: Mark = "exact",
+        cause: str = "",
     ) -> Reading:
         """A reading of a number; None, NaN and infinity become unknown."""
         if value is None or not math.isfinite(value):
             return cls.unknown(cause or f"the source gave {value}", unit=unit, source=source)
         status: Literal["value", "zero"] = "zero" if value == 0 else "value"
-        return cls(status=status, value=float(value), unit=unit, source=source, samples=samples,
-                   mark=mark, cause=cause)
+        return cls(status=status, value=float(value), unit=unit, source=source, samples=samples, mark=mark, cause=cause)
 
     @classmethod
     def unknown(cls, cause: str, *, unit: str = "", source: str = "") -> Reading:

@@ -27,8 +27,7 @@ def _git(folder: Path, *args: str) -> bytes:
     try:
         done = subprocess.run(["git", *args], cwd=folder, capture_output=True, timeout=30, check=False)  # noqa: S607
     except FileNotFoundError:
-        raise BadInput("git is not installed, so no committed revision can be read",
-                       remedy="Install git") from None
+        raise BadInput("git is not installed, so no committed revision can be read", remedy="Install git") from None
     if done.returncode != 0:
         raise BadInput(f"git {args[0]} failed in {folder}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
@@ -49,8 +48,10 @@ def committed_file(path: Path) -> CommittedFile:
     try:
         blob = _git(top, "rev-parse", f"HEAD:{relative}").decode().strip()
     except BadInput:
-        raise BadInput(f"{relative} is not committed at {commit[:12]}",
-                       remedy="Criteria count only when they are committed: git add and commit it") from None
+        raise BadInput(
+            f"{relative} is not committed at {commit[:12]}",
+            remedy="Criteria count only when they are committed: git add and commit it",
+        ) from None
     raw = _git(top, "cat-file", "blob", blob)
     differs = not path.exists() or path.read_bytes() != raw
     return CommittedFile(path=relative, commit=commit, blob=blob, text=raw.decode(), working_tree_differs=differs)

@@ -256,9 +256,7 @@ class ObjectStore:
             return None
         return etag if stored == data else None
 
-    def _call(
-        self, operation: str, key: str, action: Callable[[], _Result], *, tries: int = RETRIES + 1
-    ) -> _Result:
+    def _call(self, operation: str, key: str, action: Callable[[], _Result], *, tries: int = RETRIES + 1) -> _Result:
         for attempt in range(tries):
             try:
                 return action()
@@ -294,9 +292,7 @@ class ObjectStore:
         if code in _MISSING:
             raise ObjectMissing(f"no object {self.bucket}/{key} at {self.endpoint_url}") from error
         if code in _FULL or "no space" in message.lower() or "no writable volumes" in message.lower():
-            raise StoreFull(
-                f"the object store is full: {what}: {message}", remedy="free disk there"
-            ) from error
+            raise StoreFull(f"the object store is full: {what}: {message}", remedy="free disk there") from error
         if _status(error) >= 500 and operation == "put":
             raise StoreFull(
                 f"the object store could not write ({code}): {what}: {message}",

@@ -10,12 +10,21 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 from deployments.environment import Side, child_environment
+from infra.engine import processes
 from infra.errors import RatchetError
 
-_LOG_LINE = re.compile(r"\|\s+(INFO|WARNING|ERROR|CRITICAL)\s+\|\s+(?:Task|Flow) run '[^']*' - (.*)$")
-_NOISE = ("Finished in state", "Beginning flow run", "Beginning subflow run", "View at", "Created task run",
-          "Created subflow run")
+_LOG_LINE = re.compile(r"\|\s+(INFO|WARNING|ERROR|CRITICAL)\s+\|\s+(?:Task|Flow) run (?:'[^']*'|\"[^\"]*\") - (.*)$")
+_NOISE = (
+    "Finished in state",
+    "Beginning flow run",
+    "Beginning subflow run",
+    "View at",
+    "Created task run",
+    "Created subflow run",
+)
 
 
 def worth_showing(line: str) -> str | None:
@@ -29,8 +38,41 @@ def worth_showing(line: str) -> str | None:
     return message if level == "INFO" else f"{level}: {message}"
 
 
-def run_side(state: Path, side: Side, arguments: Sequence[str], log: Path, say: Callable[[str], None], *,
-             timeout_s: float, accept: Sequence[int] = (0,)) -> int:
+RUN_MARK = "RATCHET_RUN"
+"""Set in every child of a demo, so that the next one finds what a killed one left."""
+
+
+def marked_environment(state: Path, side: Side) -> dict[str, str]:
+    """One side's settings, and the mark by which `end_leftovers` finds the process."""
+    return {**child_environment(state, side), RUN_MARK: str(state)}
+
+
+def end_leftovers(state: Path) -> list[int]:
+    """End what an earlier demo of this state folder left running; returns the pids.
+
+    Raises:
+        RatchetError: one of them outlived SIGKILL.
+    """
+
+    def mine() -> list[psutil.Process]:
+        return processes.matching(lambda p: p.pid != os.getpid() and processes.has_mark(p, RUN_MARK, str(state)))
+
+    found = [p.pid for p in mine()]
+    if found and (left := processes.end(mine, grace_s=5.0)):
+        raise RatchetError(f"processes of an earlier demo outlived SIGKILL: {', '.join(str(p.pid) for p in left)}")
+    return found
+
+
+def run_side(
+    state: Path,
+    side: Side,
+    arguments: Sequence[str],
+    log: Path,
+    say: Callable[[str], None],
+    *,
+    timeout_s: float,
+    accept: Sequence[int] = (0,),
+) -> int:
     """`ratchet …` in a child with one side's settings; its whole output goes to `log`.
 
     Raises:
@@ -40,12 +82,25 @@ def run_side(state: Path, side: Side, arguments: Sequence[str], log: Path, say: 
     last = ""
     with log.open("a") as out:
         child = subprocess.Popen(
-            [sys.executable, "-m", "deployments.cli", *arguments], env=child_environment(state, side),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True)
+            [sys.executable, "-m", "deployments.cli", *arguments],
+            env=marked_environment(state, side),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         timer = subprocess.Popen(  # ends a child that hangs even when it writes nothing
-            [sys.executable, "-c", "import os,signal,sys,time; time.sleep(float(sys.argv[1])); "
-             "os.killpg(int(sys.argv[2]), signal.SIGTERM)", str(timeout_s), str(child.pid)], start_new_session=True)
+            [
+                sys.executable,
+                "-c",
+                "import os,signal,sys,time; time.sleep(float(sys.argv[1])); "
+                "os.killpg(int(sys.argv[2]), signal.SIGTERM)",
+                str(timeout_s),
+                str(child.pid),
+            ],
+            start_new_session=True,
+        )
         try:
             assert child.stdout is not None
             for line in child.stdout:
@@ -68,6 +123,8 @@ def run_side(state: Path, side: Side, arguments: Sequence[str], log: Path, say: 
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
     if code not in accept:
-        raise RatchetError(f"`ratchet {' '.join(arguments[:2])}` ended with {code}: {last[-400:]}",
-                           remedy=f"Everything that it said is in {log}")
+        raise RatchetError(
+            f"`ratchet {' '.join(arguments[:2])}` ended with {code}: {last[-400:]}",
+            remedy=f"Everything that it said is in {log}",
+        )
     return code

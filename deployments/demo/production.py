@@ -27,9 +27,19 @@ SERVED_MODEL = "SmolLM2-135M-Instruct"
 
 # Lengths are scaled to a 135M model on one CPU core; the mix, the spread and the burstiness are not.
 SHAPE = TrafficShape(
-    tenants=3, system_tokens=(64, 72), short_below_tokens=120, medium_below_tokens=200, longest_prompt_tokens=360,
-    output_tokens=(6, 12), recorded_rate_per_s=0.8, peak_rate_per_s=3.0, peak_share=0.15, drain_share=0.3,
-    wave_period_s=12.0)
+    tenants=3,
+    system_tokens=(96, 104),
+    short_below_tokens=150,
+    medium_below_tokens=216,
+    longest_prompt_tokens=350,
+    shortest_turn_tokens=8,
+    output_tokens=(6, 12),
+    recorded_rate_per_s=0.75,
+    peak_rate_per_s=3.0,
+    peak_share=0.15,
+    drain_share=0.3,
+    wave_period_s=12.0,
+)
 WINDOW_S = 36.0
 ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.0, "peak_share": 0.0, "drain_share": 0.0})
 PHASES = (1, 2)
@@ -41,12 +51,25 @@ def old_configuration() -> ServingConfig:
     not exist and two sequences at a time were thought safe. Chosen so that there is a real gain to find."""
     catalogue = load_catalogue(home().knobs)
     return ServingConfig(
-        engine_build=catalogue.engine_build, model=embedded_model(home()),
-        args={"dtype": cpu_dtype(), "enforce_eager": True, "max_model_len": 384, "block_size": 32,
-              "max_num_seqs": 2, "max_num_batched_tokens": 1024, "enable_prefix_caching": False,
-              "enable_prompt_tokens_details": True},
-        env={"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-             "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        engine_build=catalogue.engine_build,
+        model=embedded_model(home()),
+        args={
+            "dtype": cpu_dtype(),
+            "enforce_eager": True,
+            "max_model_len": 384,
+            "block_size": 32,
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 1024,
+            "enable_prefix_caching": False,
+            "enable_prompt_tokens_details": True,
+        },
+        env={
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        },
+    )
 
 
 class Users:
@@ -62,11 +85,24 @@ class Users:
         """Where the gateway's log lies in S3."""
         return self._prefix
 
-    def _options(self, shape: TrafficShape, window_s: float, seed: int, phase: int, windows: int | None,
-                 ) -> TrafficOptions:
+    def _options(
+        self,
+        shape: TrafficShape,
+        window_s: float,
+        seed: int,
+        phase: int,
+        windows: int | None,
+    ) -> TrafficOptions:
         base_url = f"{stack_addresses(StackPaths(self._state)).envoy}/v1"
-        return TrafficOptions(base_url=base_url, model=SERVED_MODEL, shape=shape, window_s=window_s, seed=seed,
-                              phase=phase, windows=windows)
+        return TrafficOptions(
+            base_url=base_url,
+            model=SERVED_MODEL,
+            shape=shape,
+            window_s=window_s,
+            seed=seed,
+            phase=phase,
+            windows=windows,
+        )
 
     def _ship(self) -> None:
         ship_spool(self._spool, open_stack_store(self._state).put_once)
@@ -84,8 +120,10 @@ class Users:
             _, errors = child.communicate(timeout=WINDOW_S + 150)
         except subprocess.TimeoutExpired:
             child.kill()
-            raise RatchetError("production's users did not come to an end: the stable replica does not keep up",
-                               remedy="See the replica's log in the state folder") from None
+            raise RatchetError(
+                "production's users did not come to an end: the stable replica does not keep up",
+                remedy="See the replica's log in the state folder",
+            ) from None
         if child.returncode != 0:
             raise RatchetError(f"the traffic generator failed: {errors.decode(errors='replace').strip()[-300:]}")
         end_s = time.time()

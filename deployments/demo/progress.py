@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from rich.console import Console
 
 EXPECTED_S: tuple[tuple[str, float], ...] = (
-    ("stack and production", 60), ("drill of the switch", 15), ("traffic before", 75), ("campaign", 640),
-    ("approval", 1), ("canary", 140), ("traffic after", 75), ("report", 10),
+    ("stack and production", 60),
+    ("drill of the switch", 15),
+    ("traffic before", 75),
+    ("campaign", 640),
+    ("approval", 1),
+    ("canary", 140),
+    ("traffic after", 75),
+    ("report", 10),
 )
 """Parts of the demo and how long each took on the 2-core machine where it was built."""
 
@@ -20,7 +26,7 @@ def remaining_s(parts: Sequence[tuple[str, float]], number: int, in_part_s: floa
     before = sum(s for _, s in parts[:number])
     here = parts[number][1]
     pace = max(0.5, min(3.0, elapsed_s / before)) if before > 30 else 1.0
-    return pace * (max(here - in_part_s / max(pace, 1e-9), 0.05 * here) + sum(s for _, s in parts[number + 1:]))
+    return pace * (max(here - in_part_s / max(pace, 1e-9), 0.05 * here) + sum(s for _, s in parts[number + 1 :]))
 
 
 class Progress:
@@ -49,5 +55,8 @@ class Progress:
         now_s = time.monotonic()
         elapsed = now_s - self._started_s
         left = remaining_s(EXPECTED_S, self._number, now_s - self._part_s, elapsed)
-        self._out.print(f"[dim]{elapsed // 60:3.0f}:{elapsed % 60:02.0f}, about {left / 60:2.0f} min left[/dim]  {text}",
-                        highlight=False, soft_wrap=True)
+        self._out.print(
+            f"[dim]{elapsed // 60:3.0f}:{elapsed % 60:02.0f}, about {left / 60:2.0f} min left[/dim]  {text}",
+            highlight=False,
+            soft_wrap=True,
+        )

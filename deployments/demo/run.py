@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.approval import decide, load_plan
-from deployments.demo.children import run_side
+from deployments.demo.children import end_leftovers, marked_environment, run_side
 from deployments.demo.production import PHASES, SERVED_MODEL, TARGET, Users, old_configuration, recorded_part
 from deployments.demo.progress import Progress
-from deployments.environment import child_environment, embedded_settings
+from deployments.environment import embedded_settings
 from deployments.ledger import all_entries
 from deployments.report.figures import figures
 from deployments.report.html import render, write_text_atomically
@@ -54,24 +54,29 @@ def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path |
     for line in criteria.gives_up:
         out.print(f"  - {line}", highlight=False)
     progress = Progress(out)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-
         with cleaned(state, keep):
             campaign = f"demo-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-            return _Demo(state, out, progress, seed, campaign).run(json_file, out_file or state / "reports" / f"{campaign}.html")
+            return _Demo(state, out, progress, seed, campaign).run(
+                json_file, out_file or state / "reports" / f"{campaign}.html"
+            )
     except KeyboardInterrupt:
         out.print("interrupted; everything was stopped, the next demo starts clean")
-        os._exit(130)
+        return 130
 
 
 @contextlib.contextmanager
 def cleaned(state: Path, keep: bool) -> Iterator[None]:
     """Nothing of an earlier run is left before, and nothing of this one after."""
     state.mkdir(parents=True, exist_ok=True)
+    end_leftovers(state)
     retire_everything(state)
     try:
         yield
     finally:
+        end_leftovers(state)
         if not keep:
             retire_everything(state)
             stack_down(state)
@@ -86,20 +91,21 @@ class _Demo:
     def run(self, json_file: Path | None, report: Path) -> int:
         self.progress.part("stack and production")
         config = old_configuration()
-        with ThreadPoolExecutor(1) as pool:
-            stack = pool.submit(stack_up, self.state)
-            stack.result()
-            self.say("S3, Prometheus, Envoy and the Prefect server answer")
-
-            os.environ.update(embedded_settings(self.state, "sandbox"))
-            settings = ProductionSettings(state_dir=self.state)
-            fleet, switch = LocalFleet(settings), EnvoySwitch.of_stack(self.state)
-            switch.set_weight(0.0)
-            fleet.retire("canary")
-            fleet.ensure("stable", config)
-        self.say("stable serves with settings carried over from an old version: "
-                 + ", ".join(f"{k}={v}" for k, v in config.args.items() if k in (
-                     "max_num_seqs", "enable_prefix_caching", "max_model_len", "block_size")))
+        stack_up(self.state)
+        self.say("S3, Prometheus, Envoy and the Prefect server answer")
+        os.environ.update(embedded_settings(self.state, "sandbox"))
+        fleet, switch = LocalFleet(ProductionSettings(state_dir=self.state)), EnvoySwitch.of_stack(self.state)
+        switch.set_weight(0.0)
+        fleet.retire("canary")
+        fleet.ensure("stable", config)
+        self.say(
+            "stable serves with settings carried over from an old version: "
+            + ", ".join(
+                f"{k}={v}"
+                for k, v in config.args.items()
+                if k in ("max_num_seqs", "enable_prefix_caching", "max_model_len", "block_size")
+            )
+        )
         users = Users(self.state)
         self.progress.part("drill of the switch")
         switch_ms = self._drill_switch(fleet, switch, users)
@@ -110,13 +116,28 @@ class _Demo:
         time.sleep(2)
         self.progress.part("campaign")
         params = CampaignParams(
-            campaign=self.campaign, target=TARGET, criteria_path=str(CRITERIA), config=config, window=before,
-            sample_window=recorded_part(windows[0]), held_out_window=recorded_part(windows[1]),
-            traffic_prefix=users.prefix, seed=self.seed, switch_drill_ms=switch_ms)
+            campaign=self.campaign,
+            target=TARGET,
+            criteria_path=str(CRITERIA),
+            config=config,
+            window=before,
+            sample_window=recorded_part(windows[0]),
+            held_out_window=recorded_part(windows[1]),
+            traffic_prefix=users.prefix,
+            seed=self.seed,
+            switch_drill_ms=switch_ms,
+        )
         file = self.logs / "params.json"
         write_text_atomically(file, params.model_dump_json(indent=1))
-        code = run_side(self.state, "sandbox", ["campaign", "run", "--params", str(file)], self.logs / "campaign.log",
-                        self.say, timeout_s=CAMPAIGN_TIMEOUT_S, accept=(0, 1, 3))
+        code = run_side(
+            self.state,
+            "sandbox",
+            ["campaign", "run", "--params", str(file)],
+            self.logs / "campaign.log",
+            self.say,
+            timeout_s=CAMPAIGN_TIMEOUT_S,
+            accept=(0, 1, 3),
+        )
         drill_ms: float | None = None
         if code == 0:
             drill_ms = self._roll_out(users, fleet)
@@ -141,30 +162,63 @@ class _Demo:
         key = f"campaigns/{self.campaign}/plan.json"
         plan = load_plan(key)
         approval = decide(plan, "approve", "demo policy")
-        self.say(f"plan {plan.plan_id[:12]} ({_changes(plan.changes)}, expected {plan.expected_gain_pct:+.1f} %) "
-                 f"approved by [bold]{approval.by}[/bold]; outside the demo a person decides")
+        self.say(
+            f"plan {plan.plan_id[:12]} ({_changes(plan.changes)}, expected {plan.expected_gain_pct:+.1f} %) "
+            f"approved by [bold]{approval.by}[/bold]; outside the demo a person decides"
+        )
         self.progress.part("canary")
         guardian = subprocess.Popen(
             [sys.executable, "-m", "infra.traffic.guardian", "--state", str(self.state), "--target", TARGET.key],
-            env=child_environment(self.state, "production"), stdin=subprocess.DEVNULL,
-            stdout=(self.logs / "guardian.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
+            env=marked_environment(self.state, "production"),
+            stdin=subprocess.DEVNULL,
+            stdout=(self.logs / "guardian.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         drill_file = self.logs / "drill.json"
         try:
             with users.busy(self.seed * 1000 + 950):
-                run_side(self.state, "production", ["drill", key, "--json", str(drill_file)], self.logs / "rollout.log",
-                         self.say, timeout_s=ROLLOUT_TIMEOUT_S)
-                run_side(self.state, "production", ["rollout", key, "--follow", "--lease-ttl-s", "10"],
-                         self.logs / "rollout.log", self.say, timeout_s=ROLLOUT_TIMEOUT_S, accept=(0, 1, 3))
+                run_side(
+                    self.state,
+                    "production",
+                    ["drill", key, "--json", str(drill_file)],
+                    self.logs / "rollout.log",
+                    self.say,
+                    timeout_s=ROLLOUT_TIMEOUT_S,
+                )
+                run_side(
+                    self.state,
+                    "production",
+                    ["rollout", key, "--follow", "--lease-ttl-s", "10"],
+                    self.logs / "rollout.log",
+                    self.say,
+                    timeout_s=ROLLOUT_TIMEOUT_S,
+                    accept=(0, 1, 3),
+                )
             folder = f"rollouts/{TARGET.key}/{plan.plan_id}/state.json"
             state = open_stack_store(self.state).get_record(folder, RolloutState)
             if state.phase.value == "verifying":
                 self.progress.part("traffic after")
                 windows = [users.play(phase, self.seed * 1000 + 500 + phase) for phase in PHASES]
                 time.sleep(2)
-                run_side(self.state, "production", [
-                    "rollout", key, "--lease-ttl-s", "10", "--verify-from-s", repr(windows[0].start_s),
-                    "--verify-to-s", repr(windows[-1].end_s)], self.logs / "rollout.log", self.say,
-                    timeout_s=ROLLOUT_TIMEOUT_S, accept=(0, 1, 3))
+                run_side(
+                    self.state,
+                    "production",
+                    [
+                        "rollout",
+                        key,
+                        "--lease-ttl-s",
+                        "10",
+                        "--verify-from-s",
+                        repr(windows[0].start_s),
+                        "--verify-to-s",
+                        repr(windows[-1].end_s),
+                    ],
+                    self.logs / "rollout.log",
+                    self.say,
+                    timeout_s=ROLLOUT_TIMEOUT_S,
+                    accept=(0, 1, 3),
+                )
         finally:
             guardian.terminate()
             guardian.wait()
@@ -196,8 +250,10 @@ def _wait_for_canary(switch: EnvoySwitch, requests: int, timeout_s: float) -> No
     deadline = time.monotonic() + timeout_s
     while switch.counters()["canary"].rq_total < first + requests:
         if time.monotonic() > deadline:
-            raise RatchetError(f"the canary arm got fewer than {requests} requests in {timeout_s:.0f} s",
-                               remedy="See Envoy's log in the state folder")
+            raise RatchetError(
+                f"the canary arm got fewer than {requests} requests in {timeout_s:.0f} s",
+                remedy="See Envoy's log in the state folder",
+            )
         time.sleep(0.1)
 
 
@@ -209,20 +265,33 @@ def show(out: Console, data: dict[str, Any], report: Path) -> None:
 
     table = Table("production, from Prometheus", "before", "after", title="Before and after")
     for metric, before in data["production"]["before"].items():
-        table.add_row(f"{metric} ({data['production']['units'][metric]})", number(before),
-                      number(data["production"]["after"].get(metric)))
+        table.add_row(
+            f"{metric} ({data['production']['units'][metric]})",
+            number(before),
+            number(data["production"]["after"].get(metric)),
+        )
     out.print(table)
     tried = Table("hypothesis", "source", "class", "throughput", title="Hypotheses")
     for row in data["hypotheses"]:
-        tried.add_row(f"{row['knob']}: {row['from']} -> {row['to']}", row["source"], row["class"],
-                      number(row["throughput_change_pct"], " %"))
+        tried.add_row(
+            f"{row['knob']}: {row['from']} -> {row['to']}",
+            row["source"],
+            row["class"],
+            number(row["throughput_change_pct"], " %"),
+        )
     out.print(tried)
     for refused in data["refused_by_guard"]:
         tempting = f" although {'; '.join(refused['tempting'])}" if refused["tempting"] else ""
         out.print(f"refused: {_changes(refused['changes'])}{tempting}: {refused['broken_guards'][0]}", highlight=False)
     out.print(f"adopted: {_changes(data['adopted']) if data['adopted'] else 'nothing'}", highlight=False)
-    out.print(f"sandbox predicted {number(data['sandbox_prediction_pct'], ' %')}, production answered "
-              f"{number(data['production_answer_pct'], ' %')}", highlight=False)
-    out.print(f"canary rolled back in a drill: {number(data['drill']['decision_to_last_request_ms'], ' ms')} from the "
-              "decision to the last new request on it", highlight=False)
+    out.print(
+        f"sandbox predicted {number(data['sandbox_prediction_pct'], ' %')}, production answered "
+        f"{number(data['production_answer_pct'], ' %')}",
+        highlight=False,
+    )
+    out.print(
+        f"canary rolled back in a drill: {number(data['drill']['decision_to_last_request_ms'], ' ms')} from the "
+        "decision to the last new request on it",
+        highlight=False,
+    )
     out.print(f"served model {SERVED_MODEL}; report: {report}", highlight=False)

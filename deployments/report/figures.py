@@ -24,14 +24,22 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
     rows = []
     for h in story.hypotheses.hypotheses if story.hypotheses else ():
         trial = by_id.get(h.id)
-        rows.append({
-            "id": h.id, "source": h.source, "knob": h.knob, "from": h.value_from, "to": h.value_to,
-            "sentence": h.sentence(),
-            "class": trial.outcome_class.value if trial else "not run",
-            "throughput_change_pct": _throughput_pct(trial),
-            "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
-            "why": [r.text for r in trial.judgement.reasons] if trial else ["the campaign ended before it was measured"],
-        })
+        rows.append(
+            {
+                "id": h.id,
+                "source": h.source,
+                "knob": h.knob,
+                "from": h.value_from,
+                "to": h.value_to,
+                "sentence": h.sentence(),
+                "class": trial.outcome_class.value if trial else "not run",
+                "throughput_change_pct": _throughput_pct(trial),
+                "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
+                "why": [r.text for r in trial.judgement.reasons]
+                if trial
+                else ["the campaign ended before it was measured"],
+            }
+        )
     return rows
 
 
@@ -42,11 +50,20 @@ def refused_by_guard(story: Story) -> list[dict[str, Any]]:
         if trial.kind != "single" or trial.judgement.outcome is not Outcome.FAIL:
             continue
         broken = [r.text for r in trial.judgement.reasons if r.outcome is Outcome.FAIL]
-        tempting = [f"{c.metric} {c.change_pct:+.1f} %" for c in trial.comparisons
-                    if c.change_pct is not None and c.metric.endswith("latency") and c.change_pct < -5]
+        tempting = [
+            f"{c.metric} {c.change_pct:+.1f} %"
+            for c in trial.comparisons
+            if c.change_pct is not None and c.metric.endswith("latency") and c.change_pct < -5
+        ]
         if broken:
-            found.append({"changes": trial.changes, "class": trial.outcome_class.value, "tempting": tempting,
-                          "broken_guards": broken})
+            found.append(
+                {
+                    "changes": trial.changes,
+                    "class": trial.outcome_class.value,
+                    "tempting": tempting,
+                    "broken_guards": broken,
+                }
+            )
     return found
 
 
@@ -59,14 +76,22 @@ def figures(story: Story, *, seed: int | None = None, drill_ms: float | None = N
         before = {m.name: m.reading for m in story.baseline.metrics}
     metrics = ("throughput_per_gpu", "p99_latency", "ttft_p99", "tpot_p99", "error_rate")
     return {
-        "campaign": story.campaign, "seed": seed, "criteria_hash": story.pin.criteria_hash,
-        "profile": story.pin.criteria.profile, "gives_up": list(story.pin.criteria.gives_up),
+        "campaign": story.campaign,
+        "seed": seed,
+        "criteria_hash": story.pin.criteria_hash,
+        "profile": story.pin.criteria.profile,
+        "gives_up": list(story.pin.criteria.gives_up),
         "production": {
             "before": {m: _number(before.get(m)) for m in metrics},
             "after": {m: _number(after.get(m)) for m in metrics},
             "throughput_change_pct": canary.production_change_pct if canary else None,
-            "units": {"throughput_per_gpu": "tok/s in saturated seconds", "p99_latency": "ms",
-                      "ttft_p99": "ms", "tpot_p99": "ms", "error_rate": "%"},
+            "units": {
+                "throughput_per_gpu": "tok/s in saturated seconds",
+                "p99_latency": "ms",
+                "ttft_p99": "ms",
+                "tpot_p99": "ms",
+                "error_rate": "%",
+            },
             "source": "Prometheus",
         },
         "hypotheses": hypothesis_rows(story),
@@ -77,8 +102,12 @@ def figures(story: Story, *, seed: int | None = None, drill_ms: float | None = N
         "held_out_pct": _throughput_pct(story.verdict.held_out) if story.verdict else None,
         "production_answer_pct": canary.production_change_pct if canary else None,
         "drill": {"decision_to_last_request_ms": drill_ms},
-        "rollout": {"phase": canary.phase.value if canary else None,
-                    "decisions": [{"step": d.step, "share": d.share, "action": d.action,
-                                   "outcome": d.judgement.outcome.value} for d in (canary.decisions if canary else ())]},
+        "rollout": {
+            "phase": canary.phase.value if canary else None,
+            "decisions": [
+                {"step": d.step, "share": d.share, "action": d.action, "outcome": d.judgement.outcome.value}
+                for d in (canary.decisions if canary else ())
+            ],
+        },
         "stage_seconds": next((e.stage_seconds for e in story.ledger if e.kind == "campaign"), {}),
     }

@@ -56,8 +56,14 @@ def _production(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         change = "–"
         if before is not None and after is not None and before:
             change = _pct((after - before) / before * 100)
-        rows.append((f"{metric}, {units[metric]}", "unknown" if before is None else f"{before:,.1f}",
-                     "not measured" if after is None else f"{after:,.1f}", change))
+        rows.append(
+            (
+                f"{metric}, {units[metric]}",
+                "unknown" if before is None else f"{before:,.1f}",
+                "not measured" if after is None else f"{after:,.1f}",
+                change,
+            )
+        )
     return rows
 
 
@@ -65,13 +71,20 @@ def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[t
     adopted = data["adopted"]
     change = data["production_answer_pct"]
     return [
-        ("outcome", story.rollout.phase.value if story.rollout else (
-            story.verdict.judgement.outcome.value if story.verdict else "not finished"),
-         "adopted " + ", ".join(f"{k}={v}" for k, v in adopted.items()) if adopted else "nothing adopted"),
+        (
+            "outcome",
+            story.rollout.phase.value
+            if story.rollout
+            else (story.verdict.judgement.outcome.value if story.verdict else "not finished"),
+            "adopted " + ", ".join(f"{k}={v}" for k, v in adopted.items()) if adopted else "nothing adopted",
+        ),
         ("production throughput", _pct(change), "saturated seconds, Prometheus"),
         ("sandbox predicted", _pct(data["sandbox_prediction_pct"]), "held-out sample, after the learned discount"),
-        ("rollback drill", "not drilled" if drill_ms is None else f"{drill_ms:.0f} ms",
-         "decision to last new request on the canary"),
+        (
+            "rollback drill",
+            "not drilled" if drill_ms is None else f"{drill_ms:.0f} ms",
+            "decision to last new request on the canary",
+        ),
     ]
 
 
@@ -82,14 +95,26 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
     if story.baseline:
         for m in story.baseline.metrics:
             floor = story.baseline.floor_pct(m.name)
-            baseline_rows.append((m.name, m.reading.text(), "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
-                                  "–" if floor is None else f"{floor:.1f} %"))
+            baseline_rows.append(
+                (
+                    m.name,
+                    m.reading.text(),
+                    "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
+                    "–" if floor is None else f"{floor:.1f} %",
+                )
+            )
     rows = []
     for t in story.trials:
         c = t.comparison("throughput_per_gpu")
-        rows.append((", ".join(f"{k}={v}" for k, v in t.changes.items())[:60] + f" [{t.kind}]",
-                     c.change_pct if c else None, c.low_pct if c else None, c.high_pct if c else None,
-                     t.judgement.outcome is Outcome.PASS))
+        rows.append(
+            (
+                ", ".join(f"{k}={v}" for k, v in t.changes.items())[:60] + f" [{t.kind}]",
+                c.change_pct if c else None,
+                c.low_pct if c else None,
+                c.high_pct if c else None,
+                t.judgement.outcome is Outcome.PASS,
+            )
+        )
     shown = story.verdict.held_out if story.verdict and story.verdict.held_out else None
     series = _latencies(store, shown) if shown else {}
     evidence = story.bottleneck.evidence if story.bottleneck else None
@@ -100,13 +125,25 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
         "stages": plots.stage_times(data["stage_seconds"]) if data["stage_seconds"] else "",
     }
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined)
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
     page = environment.get_template("page.html.j2")
     return page.render(
-        f=data, s=story, plots=pictures, trials=story.trials, production=_production(data), baseline=baseline_rows,
-        cards=_cards(story, data, drill_ms), decisions=story.rollout.decisions if story.rollout else (),
-        drill=None if drill_ms is None else f"{drill_ms:.0f} ms from the decision to the last new request on the canary",
-        pct=_pct, change=_change, synergy=_synergy)
+        f=data,
+        s=story,
+        plots=pictures,
+        trials=story.trials,
+        production=_production(data),
+        baseline=baseline_rows,
+        cards=_cards(story, data, drill_ms),
+        decisions=story.rollout.decisions if story.rollout else (),
+        drill=None
+        if drill_ms is None
+        else f"{drill_ms:.0f} ms from the decision to the last new request on the canary",
+        pct=_pct,
+        change=_change,
+        synergy=_synergy,
+    )
 
 
 def write_text_atomically(path: Path, text: str) -> None:

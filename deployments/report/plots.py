@@ -12,8 +12,16 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, BAD = "#1d2733", "#1c7c7d", "#9fb3c0", "#b4462f"
-plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
-                     "svg.fonttype": "none", "font.family": "sans-serif"})
+plt.rcParams.update(
+    {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": INK,
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+    }
+)
 
 
 def _svg(figure: Figure) -> str:
@@ -22,7 +30,7 @@ def _svg(figure: Figure) -> str:
     figure.savefig(buffer, format="svg")
     plt.close(figure)
     text = buffer.getvalue()
-    return text[text.index("<svg"):]
+    return text[text.index("<svg") :]
 
 
 def latency_distributions(series: Mapping[str, Sequence[float]], title: str) -> str:
@@ -31,8 +39,14 @@ def latency_distributions(series: Mapping[str, Sequence[float]], title: str) -> 
     for number, (name, values) in enumerate(series.items()):
         ordered = sorted(values)
         share = [(i + 1) / len(ordered) * 100 for i in range(len(ordered))]
-        axis.step(ordered, share, where="post", label=f"{name} (n={len(ordered)})",
-                  color=[SOFT, ACCENT, INK, BAD][number % 4], linewidth=1.6)
+        axis.step(
+            ordered,
+            share,
+            where="post",
+            label=f"{name} (n={len(ordered)})",
+            color=[SOFT, ACCENT, INK, BAD][number % 4],
+            linewidth=1.6,
+        )
     axis.set_xlabel("end-to-end latency, ms")
     axis.set_ylabel("requests at or below, %")
     axis.set_title(title, loc="left")

@@ -50,11 +50,15 @@ def load_story(store: ObjectStore, campaign: str) -> Story:
     pin = _maybe(store, f"{root}/criteria.json", CriteriaPin)
     if pin is None:
         known = sorted({i.key.split("/")[1] for i in store.list("campaigns/")})[-5:]
-        raise BadInput(f"there is no campaign named {campaign}",
-                       remedy=f"Known: {', '.join(known)}" if known else "No campaign has run yet: `make demo`")
+        raise BadInput(
+            f"there is no campaign named {campaign}",
+            remedy=f"Known: {', '.join(known)}" if known else "No campaign has run yet: `make demo`",
+        )
     baseline = _maybe(store, f"{root}/baseline.json", BaselineReport)
-    trials = sorted((store.get_record(i.key, TrialResult) for i in store.list(f"{root}/trials/")
-                     if i.key.endswith(".json")), key=lambda t: t.trial_id)
+    trials = sorted(
+        (store.get_record(i.key, TrialResult) for i in store.list(f"{root}/trials/") if i.key.endswith(".json")),
+        key=lambda t: t.trial_id,
+    )
     plan = _maybe(store, f"{root}/plan.json", RolloutPlan)
     approval = rollout = canary = None
     target = baseline.target if baseline else Target(model="unknown", pool="unknown")
@@ -66,10 +70,17 @@ def load_story(store: ObjectStore, campaign: str) -> Story:
         canary = _maybe(store, f"{folder}/verdict.json", CanaryVerdict)
     ledger = tuple(store.get_record(i.key, LedgerEntry) for i in store.list(ledger_prefix(target)))
     return Story(
-        campaign=campaign, target=target, pin=pin, baseline=baseline,
+        campaign=campaign,
+        target=target,
+        pin=pin,
+        baseline=baseline,
         bottleneck=_maybe(store, f"{root}/bottleneck.json", BottleneckReport),
         hypotheses=_maybe(store, f"{root}/hypotheses.json", Hypotheses),
-        trials=tuple(trials), verdict=_maybe(store, f"{root}/verdict.json", SandboxVerdict),
-        plan=plan, approval=approval, rollout=rollout, canary=canary,
+        trials=tuple(trials),
+        verdict=_maybe(store, f"{root}/verdict.json", SandboxVerdict),
+        plan=plan,
+        approval=approval,
+        rollout=rollout,
+        canary=canary,
         ledger=tuple(e for e in ledger if e.campaign == campaign),
     )

@@ -42,18 +42,30 @@ def needle_question(tokens: int, seed: int) -> Question:
     words = [rng.choice(WORDS) for _ in range(max(20, int(tokens / 1.3)))]
     middle = len(words) // 2
     text = " ".join([*words[:middle], f". The secret number is {code} .", *words[middle:]])
-    return Question(id=f"needle-{tokens}", needle=code, max_tokens=16, messages=(
-        {"role": "user", "content": f"{text}\n\nWhat is the secret number? Answer with the number only."},))
+    return Question(
+        id=f"needle-{tokens}",
+        needle=code,
+        max_tokens=16,
+        messages=({"role": "user", "content": f"{text}\n\nWhat is the secret number? Answer with the number only."},),
+    )
 
 
 def odd_questions(context_tokens: int) -> tuple[Question, ...]:
     """Empty, over-long and strange inputs."""
     return (
         Question(id="odd-empty", odd=True, max_tokens=4, messages=({"role": "user", "content": ""},)),
-        Question(id="odd-over-long", odd=True, max_tokens=4,
-                 messages=({"role": "user", "content": "word " * (context_tokens + 200)},)),
-        Question(id="odd-characters", odd=True, max_tokens=4,
-                 messages=({"role": "user", "content": "\u202e\u0000🧪" + "﷽" * 5},)),
+        Question(
+            id="odd-over-long",
+            odd=True,
+            max_tokens=4,
+            messages=({"role": "user", "content": "word " * (context_tokens + 200)},),
+        ),
+        Question(
+            id="odd-characters",
+            odd=True,
+            max_tokens=4,
+            messages=({"role": "user", "content": "\u202e\u0000🧪" + "﷽" * 5},),
+        ),
     )
 
 
@@ -61,8 +73,12 @@ def ask(served: Served, questions: Sequence[Question], concurrency: int, timeout
     """All answers in the order of the questions. `concurrency` varies the composition of batches."""
 
     def one(question: Question) -> Answer:
-        body = {"model": served.model, "messages": [dict(m) for m in question.messages],
-                "max_tokens": question.max_tokens, "temperature": 0}
+        body = {
+            "model": served.model,
+            "messages": [dict(m) for m in question.messages],
+            "max_tokens": question.max_tokens,
+            "temperature": 0,
+        }
         try:
             answer = requests.post(f"{served.root_url}/v1/chat/completions", json=body, timeout=timeout_s)
         except requests.RequestException as error:

@@ -92,8 +92,10 @@ class Bench:
             try:
                 self._baseline = self._start(baseline, "baseline")
             except EngineFailed as failure:
-                raise RatchetError(f"the baseline itself does not serve in the sandbox: {failure}",
-                                   remedy="No trial can be compared; see the log in the sandbox's folder") from None
+                raise RatchetError(
+                    f"the baseline itself does not serve in the sandbox: {failure}",
+                    remedy="No trial can be compared; see the log in the sandbox's folder",
+                ) from None
         self._candidate = self._start(candidate, "candidate")
         return Sides(baseline=self._served(self._baseline), candidate=self._served(self._candidate))
 
@@ -144,8 +146,12 @@ class Bench:
         if self._prefork is None:
             with suppress(EngineFault):
                 self._prefork = PreforkServer.start(
-                    engine_python=self._home.python, config=config, base_env=base_env(), owner=self._owner,
-                    log_path=self._settings.work_dir / "prefork.log")
+                    engine_python=self._home.python,
+                    config=config,
+                    base_env=base_env(),
+                    owner=self._owner,
+                    log_path=self._settings.work_dir / "prefork.log",
+                )
         return self._prefork
 
     def _start(self, config: ServingConfig, side: str) -> Engine:
@@ -153,9 +159,16 @@ class Bench:
         if side == "candidate":
             self._last_log = log
         engine = start_engine(
-            config, catalogue=self._catalogue, engine_python=self._home.python, model_path=self._home.model,
-            port=self._free_port(), cores=self._settings.engine_cores, log_path=log, owner=self._owner,
-            prefork=self._fork_server(config))
+            config,
+            catalogue=self._catalogue,
+            engine_python=self._home.python,
+            model_path=self._home.model,
+            port=self._free_port(),
+            cores=self._settings.engine_cores,
+            log_path=log,
+            owner=self._owner,
+            prefork=self._fork_server(config),
+        )
         try:
             wait_ready(engine, self._settings.ready_timeout_s)
         except StartFailed as failure:
@@ -166,15 +179,23 @@ class Bench:
             raise
         try:
             log_text = log.read_text(errors="replace")
-            wrong = [d for d in differences(config, self._catalogue, parsed=parsed_arguments(log_text),
-                                            effective=effective_config(engine)) if d.kind != "unconfirmed"]
+            wrong = [
+                d
+                for d in differences(
+                    config, self._catalogue, parsed=parsed_arguments(log_text), effective=effective_config(engine)
+                )
+                if d.kind != "unconfirmed"
+            ]
         except EngineFault as fault:
             self._stop(engine)
             raise EngineFailed("other", f"the engine does not say what it runs with: {fault}") from None
         if wrong:
             self._stop(engine)
-            raise EngineFailed("invalid_configuration", "the engine runs with other settings than it was asked for: "
-                               + "; ".join(f"{d.name} was asked as {d.asked} and is {d.found}" for d in wrong))
+            raise EngineFailed(
+                "invalid_configuration",
+                "the engine runs with other settings than it was asked for: "
+                + "; ".join(f"{d.name} was asked as {d.asked} and is {d.found}" for d in wrong),
+            )
         return engine
 
     def _stop(self, engine: Engine | None) -> None:

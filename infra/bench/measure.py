@@ -51,6 +51,7 @@ class WorkloadPlan(BaseModel):
 
     workload: Workload
     options: ReplayOptions
+    repeats: int = Field(default=3, ge=1, description="runs a side")
 
 
 def server_counters(served: Served) -> dict[str, float]:
@@ -92,8 +93,16 @@ def _delta(before: dict[str, float], after: dict[str, float], name: str) -> floa
 
 
 def measure_run(
-    served: Served, side: Side, plan: WorkloadPlan, repeat: int, sample_path: Path, out_dir: Path, *,
-    client_cores: Sequence[int], own_pids: Sequence[int] = (), timeout_s: float = 600,
+    served: Served,
+    side: Side,
+    plan: WorkloadPlan,
+    repeat: int,
+    sample_path: Path,
+    out_dir: Path,
+    *,
+    client_cores: Sequence[int],
+    own_pids: Sequence[int] = (),
+    timeout_s: float = 600,
 ) -> MeasuredRun:
     """Cold cache, warm-up, run. The client is a process of its own on its own cores.
 
@@ -105,21 +114,40 @@ def measure_run(
     folder = out_dir / f"{side}-{plan.workload}-{repeat}"
     folder.mkdir(parents=True, exist_ok=True)
     watch = ConditionsWatch([served.pid, *own_pids])
-    result = run_replay_process(sample_path, f"{served.root_url}/v1", served.model, folder, cores=client_cores,
-                                options=plan.options, process_timeout_s=timeout_s)
+    result = run_replay_process(
+        sample_path,
+        f"{served.root_url}/v1",
+        served.model,
+        folder,
+        cores=client_cores,
+        options=plan.options,
+        process_timeout_s=timeout_s,
+    )
     conditions = watch.finish()
     after = server_counters(served)
     queries = _delta(before, after, "vllm:prefix_cache_queries_total")
     hits = _delta(before, after, "vllm:prefix_cache_hits_total")
     return MeasuredRun(
-        side=side, workload=plan.workload, repeat=repeat, result=result, requests_path=folder / "requests.parquet",
+        side=side,
+        workload=plan.workload,
+        repeat=repeat,
+        result=result,
+        requests_path=folder / "requests.parquet",
         prefix_hit_rate=None if queries is None or hits is None else (hits / queries if queries else 0.0),
-        preemptions=_delta(before, after, "vllm:num_preemptions_total"), conditions=conditions)
+        preemptions=_delta(before, after, "vllm:num_preemptions_total"),
+        conditions=conditions,
+    )
 
 
 def measure_pair(
-    baseline: Served, candidate: Served, plans: Sequence[WorkloadPlan], repeats: int, sample_path: Path,
-    out_dir: Path, *, client_cores: Sequence[int], stop_after: Callable[[list[MeasuredRun]], bool] | None = None,
+    baseline: Served,
+    candidate: Served,
+    plans: Sequence[WorkloadPlan],
+    sample_path: Path,
+    out_dir: Path,
+    *,
+    client_cores: Sequence[int],
+    stop_after: Callable[[list[MeasuredRun]], bool] | None = None,
     on_run: Callable[[MeasuredRun], None] | None = None,
 ) -> Iterator[MeasuredRun]:
     """Baseline and candidate in turn; the side that goes first alternates, so that drift hits both.
@@ -128,14 +156,24 @@ def measure_pair(
         stop_after: asked after every whole repeat with all runs so far; True ends the pair early.
     """
     done: list[MeasuredRun] = []
-    for repeat in range(repeats):
+    for repeat in range(max(plan.repeats for plan in plans)):
         order: list[tuple[Side, Served]] = [("baseline", baseline), ("candidate", candidate)]
         if repeat % 2:
             order.reverse()
         for plan in plans:
+            if repeat >= plan.repeats:
+                continue
             for side, served in order:
-                run = measure_run(served, side, plan, repeat, sample_path, out_dir, client_cores=client_cores,
-                                  own_pids=(baseline.pid, candidate.pid))
+                run = measure_run(
+                    served,
+                    side,
+                    plan,
+                    repeat,
+                    sample_path,
+                    out_dir,
+                    client_cores=client_cores,
+                    own_pids=(baseline.pid, candidate.pid),
+                )
                 done.append(run)
                 if on_run:
                     on_run(run)

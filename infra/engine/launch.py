@@ -90,6 +90,10 @@ class Engine:
         except psutil.Error:
             return False
 
+    def members(self) -> list[psutil.Process]:
+        """Every living process of it, whatever parent, group or session it has by now."""
+        return processes.of_engine(self.engine_id, self.pid, self.prefork.mark if self.prefork else "")
+
     def log_tail(self) -> str:
         """The last 64 KiB of its log."""
         try:
@@ -260,9 +264,7 @@ def stop(engine: Engine, *, grace_s: float = 10.0) -> int | None:
     Raises:
         StillRunning: a process outlived SIGKILL, or the port is still taken.
     """
-    left = processes.end(
-        lambda: processes.of_engine(engine.engine_id, engine.pid), grace_s=grace_s, terminate_first=(engine.pid,)
-    )
+    left = processes.end(engine.members, grace_s=grace_s, terminate_first=(engine.pid,))
     if left:
         raise StillRunning(
             f"engine {engine.engine_id}: pid {', '.join(str(p.pid) for p in left)} outlived SIGKILL",
@@ -321,7 +323,7 @@ def peak_rss_bytes(engine: Engine) -> int | None:
     Shared pages count in each process, so it is an upper bound.
     """
     total = 0
-    for process in processes.of_engine(engine.engine_id, engine.pid):
+    for process in engine.members():
         with suppress(OSError, ValueError):
             status = Path(f"/proc/{process.pid}/status").read_text()
             total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024

@@ -91,7 +91,8 @@ def _cross_rules(values: dict[str, Scalar], catalogue: Catalogue, model_max_len:
         found.append(
             Violation(
                 "budget_covers_length_without_chunking",
-                f"max_num_batched_tokens={budget:g} is below max_model_len={length:g} while enable_chunked_prefill is off",
+                f"max_num_batched_tokens={budget:g} is below max_model_len={length:g} "
+                "while enable_chunked_prefill is off",
             )
         )
     if budget is not None and seqs is not None and budget < seqs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -31,11 +32,14 @@ class PreforkServer:
     It also ends by itself when its owner dies.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], path: Path, env: Mapping[str, str], log_path: Path, mark: str
+    ) -> None:
         self._process = process
         self._path = path
         self._env = dict(env)
         self.log_path = log_path
+        self.mark = mark
 
     @classmethod
     def start(
@@ -60,7 +64,8 @@ class PreforkServer:
         """
         folder = Path(tempfile.mkdtemp(prefix="ratchet-prefork-"))
         path = folder / "socket"
-        env = {**base_env, **config.env, OWNER_VARIABLE: owner, ID_VARIABLE: "prefork"}
+        mark = f"prefork-{secrets.token_hex(8)}"
+        env = {**base_env, **config.env, OWNER_VARIABLE: owner, ID_VARIABLE: mark}
         if preload := openmp_library(engine_python):
             env["LD_PRELOAD"] = str(preload)  # as the engine itself does for the core that it spawns
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +85,7 @@ class PreforkServer:
                 )
         finally:
             os.sched_setaffinity(0, before)
-        return cls(process, path, config.env, log_path)
+        return cls(process, path, config.env, log_path, mark)
 
     def supports(self, config: ServingConfig) -> bool:
         """Whether an engine of this configuration may be forked here."""

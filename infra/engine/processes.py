@@ -44,9 +44,18 @@ def has_mark(process: psutil.Process, variable: str, value: str) -> bool:
         return False
 
 
-def of_engine(engine_id: str, leader: int) -> list[psutil.Process]:
-    """Every process of one engine: by session, by group, by the mark in the environment."""
-    return matching(lambda p: in_session(p, leader) or has_mark(p, ID_VARIABLE, engine_id))
+def of_engine(engine_id: str, leader: int, fork_mark: str = "") -> list[psutil.Process]:
+    """Every process of one engine: those with its mark, and for a forked one those of its session.
+
+    A forked engine shows the mark of the fork server that it came from (`fork_mark`), whatever was put into
+    its environment later. Session alone is never enough: a pid may have been given to somebody else since.
+    """
+    return matching(
+        lambda p: (
+            has_mark(p, ID_VARIABLE, engine_id)
+            or bool(fork_mark and in_session(p, leader) and has_mark(p, ID_VARIABLE, fork_mark))
+        )
+    )
 
 
 def of_owner(owner: str) -> list[psutil.Process]:

@@ -63,7 +63,5 @@ def run_replay_process(
     if child.returncode == 2:
         raise BadInput(message.splitlines()[-1] if message else "the replay refused its input")
     if child.returncode != 0:
-        raise ReplayProcessFailed(
-            f"the replay of {sample_path} ended with {child.returncode}: {message[-500:]}"
-        )
+        raise ReplayProcessFailed(f"the replay of {sample_path} ended with {child.returncode}: {message[-500:]}")
     return load_result(out_dir)

@@ -62,9 +62,7 @@ class ReplayOptions(BaseModel):
         description="True: exactly the recorded number of tokens (speed). False: natural stop (correctness) "
         "and the texts are returned",
     )
-    natural_max_tokens: int = Field(
-        default=256, ge=1, description="most output tokens when lengths are not forced"
-    )
+    natural_max_tokens: int = Field(default=256, ge=1, description="most output tokens when lengths are not forced")
     timeout_s: float = Field(default=600.0, gt=0, description="from sending one request to its end")
     block_prompts: Literal["text", "token_ids"] = Field(
         default="text",
@@ -123,29 +121,21 @@ class ReplaySummary(BaseModel):
     dispatch_delay_ms: Percentiles = Field(description="sent minus planned, of every request that was sent")
     ttft_ms: Percentiles = Field(description="first token from planned (open loop) or sent (closed loop)")
     tpot_ms: Percentiles = Field(description="(last - first token) / (output tokens - 1), per request")
-    itl_ms: Percentiles = Field(
-        description="time per token within a chunk gap, at the request's own tokens/chunk"
-    )
+    itl_ms: Percentiles = Field(description="time per token within a chunk gap, at the request's own tokens/chunk")
     e2e_ms: Percentiles = Field(description="end from planned (open loop) or sent (closed loop)")
-    chunk_gap_ms: Percentiles = Field(
-        description="between chunks of the stream; a chunk may hold several tokens"
-    )
+    chunk_gap_ms: Percentiles = Field(description="between chunks of the stream; a chunk may hold several tokens")
     failures: dict[str, int] = Field(description="status other than ok to number of requests")
     cached_tokens: int | None = Field(
         description="prompt tokens served from the prefix cache, where the server says so; None where not"
     )
-    saturated: SaturatedOutput | None = Field(
-        description="closed loop with more requests than slots, else None"
-    )
+    saturated: SaturatedOutput | None = Field(description="closed loop with more requests than slots, else None")
     max_in_flight: int
     mode: Literal["open", "closed"]
     concurrency: int | None
     time_scale: float
     warmup_sent: int
     warmup_failed: int
-    started_epoch_s: float = Field(
-        description="wall clock at the start, to find the same window in Prometheus"
-    )
+    started_epoch_s: float = Field(description="wall clock at the start, to find the same window in Prometheus")
     ended_epoch_s: float
     sample_hash: str
     replay_hash: str = Field(description="sha256 over the sources of the replay (spec V2)")
@@ -154,9 +144,7 @@ class ReplaySummary(BaseModel):
 class ReplayResult:
     """The per-request table (columns of REQUEST_COLUMNS), the summary, and the texts of a correctness run."""
 
-    def __init__(
-        self, requests: pl.DataFrame, summary: ReplaySummary, texts: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, requests: pl.DataFrame, summary: ReplaySummary, texts: dict[str, str] | None = None) -> None:
         self.requests = requests
         self.summary = summary
         self.texts = texts or {}

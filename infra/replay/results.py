@@ -69,9 +69,7 @@ def percentiles(values: pl.Series) -> Percentiles:
         return Percentiles()
     p50, p90, p99 = (known.quantile(q, interpolation="linear") for q in (0.5, 0.9, 0.99))
     largest = known.max()
-    return Percentiles(
-        p50=p50, p90=p90, p99=p99, max=float(largest) if isinstance(largest, float | int) else None
-    )
+    return Percentiles(p50=p50, p90=p90, p99=p99, max=float(largest) if isinstance(largest, float | int) else None)
 
 
 def saturated_output(requests: pl.DataFrame, concurrency: int) -> SaturatedOutput | None:
@@ -88,9 +86,7 @@ def saturated_output(requests: pl.DataFrame, concurrency: int) -> SaturatedOutpu
     if end_s <= start_s:
         return None
     tokens = 0.0
-    served = requests.filter(pl.col("status") == "ok").select(
-        "first_token_s", "last_token_s", "output_tokens"
-    )
+    served = requests.filter(pl.col("status") == "ok").select("first_token_s", "last_token_s", "output_tokens")
     for first_s, last_s, count in served.iter_rows():
         tokens += tokens_within(first_s, last_s, count, start_s, end_s)
     return SaturatedOutput(
@@ -187,8 +183,7 @@ def invalid_reasons(
         reasons.append(f"no request succeeded: 0 of {requests}")
     elif (requests - ok) / requests > limits.max_error_rate:
         reasons.append(
-            f"too many errors: error rate {(requests - ok) / requests:.3f} is above "
-            f"{limits.max_error_rate:.3f}"
+            f"too many errors: error rate {(requests - ok) / requests:.3f} is above {limits.max_error_rate:.3f}"
         )
     if dispatch_p99_ms is not None and dispatch_p99_ms > limits.max_dispatch_delay_p99_ms:
         reasons.append(

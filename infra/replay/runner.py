@@ -80,9 +80,7 @@ def load_result(out_dir: Path) -> ReplayResult:
         texts_file = out_dir / TEXTS_FILE
         texts = json.loads(texts_file.read_bytes()) if texts_file.exists() else {}
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise BadInput(
-            f"{out_dir} holds no complete replay result: {error}", remedy="replay again"
-        ) from error
+        raise BadInput(f"{out_dir} holds no complete replay result: {error}", remedy="replay again") from error
     return ReplayResult(requests, summary, texts)
 
 

@@ -77,9 +77,7 @@ class CompletionStream:
             return "stream_error", f"finish_reason {self.finish_reason}"
         if self.finish_reason is None or not self.done:
             missing = [
-                name
-                for name, there in (("finish_reason", self.finish_reason), ("[DONE]", self.done))
-                if not there
+                name for name, there in (("finish_reason", self.finish_reason), ("[DONE]", self.done)) if not there
             ]
             return "cut", f"the stream ended without {' and '.join(missing)}"
         if not self.chunk_times_s:

@@ -123,10 +123,7 @@ def finish_draw(partial: PartialDraw) -> tuple[Sample, SampleManifest]:
 
 def _refuse_unreadable(partial: PartialDraw) -> None:
     plan, faults = partial.plan, partial.faults
-    if (
-        faults.bad_lines > plan.bad_lines_allowed
-        and faults.bad_lines > plan.bad_line_share_allowed * faults.lines
-    ):
+    if faults.bad_lines > plan.bad_lines_allowed and faults.bad_lines > plan.bad_line_share_allowed * faults.lines:
         raise TooManyBadLines(
             f"{faults.bad_lines} of {faults.lines} lines of {plan.source} could not be read (allowed "
             f"{plan.bad_line_share_allowed:.1%}), the first: {faults.first_bad[0]}",
@@ -187,16 +184,12 @@ def _why_not(request: LoggedRequest) -> str:
     return "no output" if request.ok else "failed without output"
 
 
-def _entries(
-    chosen: list[Attempts], origin_s: float, strata: tuple[Stratum, ...]
-) -> tuple[list[SampleEntry], int]:
+def _entries(chosen: list[Attempts], origin_s: float, strata: tuple[Stratum, ...]) -> tuple[list[SampleEntry], int]:
     """Entries with unique ids, and how many requests had an id that other content also had."""
     entries: list[SampleEntry] = []
     seen: set[str] = set()
     reused = 0
-    for attempts in sorted(
-        chosen, key=lambda a: (a.first_s, a.best.request_id or "", a.best.content_digest())
-    ):
+    for attempts in sorted(chosen, key=lambda a: (a.first_s, a.best.request_id or "", a.best.content_digest())):
         request = attempts.best
         identity = request.request_id or made_id(request)
         for copy in range(_copies(attempts)):
@@ -239,9 +232,7 @@ def _redraw_arrivals(entries: list[SampleEntry], partial: PartialDraw, origin_s:
     """Give the entries arrivals drawn from the pool's, in their old order: its peaks and lulls are kept."""
     rng = random.Random(partial.plan.seed)  # noqa: S311 - a reproducible draw, no secret
     pool = sorted(partial.pool.arrivals_s)
-    drawn = sorted(
-        rng.sample(pool, len(entries)) if len(entries) <= len(pool) else rng.choices(pool, k=len(entries))
-    )
+    drawn = sorted(rng.sample(pool, len(entries)) if len(entries) <= len(pool) else rng.choices(pool, k=len(entries)))
     ordered = sorted(entries, key=lambda e: (e.arrival_s, e.request_id))
     return [e.model_copy(update={"arrival_s": t - origin_s}) for e, t in zip(ordered, drawn, strict=True)]
 
@@ -326,8 +317,7 @@ def _notes(partial: PartialDraw, sample: Sample, short: bool) -> tuple[str, ...]
         notes.append("shortfall: fewer requests than asked for; nothing was topped up or repeated")
     if partial.plan.quotas:
         notes.append(
-            "arrivals were redrawn from the pool's, and conversations may be incomplete, because "
-            "quotas were declared"
+            "arrivals were redrawn from the pool's, and conversations may be incomplete, because quotas were declared"
         )
     coinciding = arrivals_that_coincide(partial.pool.arrivals_s)
     if coinciding > _COARSE_ABOVE:
@@ -339,8 +329,7 @@ def _notes(partial: PartialDraw, sample: Sample, short: bool) -> tuple[str, ...]
         notes.append("the log says nothing about content: every prompt is replayed as if it shared no prefix")
     if not any(e.conversation_id for e in sample.entries):
         notes.append(
-            "no conversation key: requests were thinned one by one, so prefixes that they share "
-            "were thinned too"
+            "no conversation key: requests were thinned one by one, so prefixes that they share were thinned too"
         )
     return tuple(notes)
 

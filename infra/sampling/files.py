@@ -18,9 +18,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise BadInput(
-            f"cannot write {path}: {error}", remedy="choose a folder that can be written"
-        ) from error
+        raise BadInput(f"cannot write {path}: {error}", remedy="choose a folder that can be written") from error
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(data)

@@ -111,9 +111,7 @@ def from_mapping(row: Mapping[str, Any]) -> LoggedRequest:
     messages = row.get("messages")
     if isinstance(messages, str):
         messages = json.loads(messages)
-    if messages is not None and not (
-        isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
-    ):
+    if messages is not None and not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
         raise ValueError("messages is not a list of objects")
     blocks = row.get("block_ids") or row.get("hash_ids")
     if blocks is not None and not isinstance(blocks, list):
@@ -251,8 +249,6 @@ def _succeeded(row: Mapping[str, Any]) -> bool:
     status = row.get("status", row.get("http_status"))
     if isinstance(status, int) and not isinstance(status, bool) and status >= 400:
         return False
-    if isinstance(status, str) and (
-        status.lower() in _FAILED_STATUSES or (status.isdigit() and int(status) >= 400)
-    ):
+    if isinstance(status, str) and (status.lower() in _FAILED_STATUSES or (status.isdigit() and int(status) >= 400)):
         return False
     return row.get("finish_reason") not in _FAILED_FINISHES and not row.get("error")

@@ -90,8 +90,7 @@ class SampleManifest(BaseModel):
             for s in self.strata
         ]
         lines.append(
-            f"prefix reuse: pool {_number(self.prefix_reuse_pool)}, "
-            f"sample {_number(self.prefix_reuse_sample)}"
+            f"prefix reuse: pool {_number(self.prefix_reuse_pool)}, sample {_number(self.prefix_reuse_sample)}"
         )
         lines.append(
             f"inter-arrival CV: pool {_number(self.interarrival_cv_pool)}, "

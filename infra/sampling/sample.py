@@ -126,16 +126,13 @@ def make_sample(
 ) -> Sample:
     """A sample in arrival order with every stratum named. BadInput when ids repeat."""
     placed = [
-        e if e.stratum else e.model_copy(update={"stratum": stratum_of(e.prompt_tokens, strata)})
-        for e in entries
+        e if e.stratum else e.model_copy(update={"stratum": stratum_of(e.prompt_tokens, strata)}) for e in entries
     ]
     placed.sort(key=lambda e: (e.arrival_s, e.request_id))
     try:
         return Sample(entries=tuple(placed), strata=strata, ignored_columns=ignored_columns)
     except ValidationError as error:
-        raise BadInput(
-            f"not a sample: {_first_fault(error)}", remedy="draw it again with `ratchet sample`"
-        ) from error
+        raise BadInput(f"not a sample: {_first_fault(error)}", remedy="draw it again with `ratchet sample`") from error
 
 
 def save_sample(sample: Sample, path: Path) -> str:
@@ -176,9 +173,7 @@ def parse_sample(data: bytes, name: str, strata: tuple[Stratum, ...] = DEFAULT_S
         ignored |= set(row) - known
         entries.append(_entry(row, f"{name}, row {number}"))
     if not entries:
-        raise BadInput(
-            f"the sample {name} holds no request", remedy="draw it again, from a window with traffic"
-        )
+        raise BadInput(f"the sample {name} holds no request", remedy="draw it again, from a window with traffic")
     return make_sample(entries, strata, tuple(sorted(ignored)))
 
 
@@ -235,9 +230,7 @@ def _parquet_rows(data: bytes, name: str) -> list[dict[str, Any]]:
 
 def _to_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     plain = all(
-        set(m) == {"role", "content"} and isinstance(m["content"], str)
-        for row in rows
-        for m in row["messages"] or ()
+        set(m) == {"role", "content"} and isinstance(m["content"], str) for row in rows for m in row["messages"] or ()
     )
     messages_type: Any = pl.List(pl.Struct({"role": pl.String, "content": pl.String})) if plain else pl.String
     if not plain:  # tool calls and content parts have no common columns: kept as JSON text

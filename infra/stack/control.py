@@ -137,9 +137,7 @@ def open_stack_store(state_dir: Path, identity: str = "admin") -> ObjectStore:
     if identity not in chosen:
         raise BadInput(f"no identity is called {identity!r}", remedy="admin or agent")
     key = chosen[identity]
-    return ObjectStore(
-        f"http://127.0.0.1:{ports['s3']}", BUCKET, key.access_key, key.secret_key.get_secret_value()
-    )
+    return ObjectStore(f"http://127.0.0.1:{ports['s3']}", BUCKET, key.access_key, key.secret_key.get_secret_value())
 
 
 def _status(name: str, record: PartProcess | None, paths: StackPaths, ports: Mapping[str, int]) -> PartStatus:
@@ -207,8 +205,7 @@ def _wait(paths: StackPaths, deadline: float) -> StackStatus:
         )
     bad = next(part for part in status.parts if not part.up)
     raise StackError(
-        f"{bad.name} did not get ready: {bad.wrong}; log {paths.log_file(bad.name)}: "
-        f"{_tail(paths, bad.name)}",
+        f"{bad.name} did not get ready: {bad.wrong}; log {paths.log_file(bad.name)}: {_tail(paths, bad.name)}",
         remedy="ratchet stack down, then ratchet stack up",
     )
 

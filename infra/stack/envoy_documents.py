@@ -74,9 +74,7 @@ def bootstrap_document(*, admin_port: int, port: int, runtime_file: Path, eds_di
         "stat_prefix": "inbound",
         "stream_idle_timeout": "0s",
         "route_config": {
-            "virtual_hosts": [
-                {"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
-            ]
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]
         },
         "http_filters": [
             {

@@ -87,9 +87,7 @@ def stack_credentials(paths: StackPaths) -> Credentials:
 
 
 def _new_key(prefix: str) -> S3Key:
-    return S3Key(
-        access_key=prefix + secrets.token_hex(7).upper(), secret_key=SecretStr(secrets.token_urlsafe(30))
-    )
+    return S3Key(access_key=prefix + secrets.token_hex(7).upper(), secret_key=SecretStr(secrets.token_urlsafe(30)))
 
 
 def stack_addresses(paths: StackPaths) -> StackAddresses:

@@ -30,9 +30,7 @@ def probe(part: str, paths: StackPaths, ports: dict[str, int]) -> str:
     if part == "s3":
         key = stack_credentials(paths).admin
         try:
-            _store(
-                f"http://127.0.0.1:{ports['s3']}", key.access_key, key.secret_key.get_secret_value()
-            ).check()
+            _store(f"http://127.0.0.1:{ports['s3']}", key.access_key, key.secret_key.get_secret_value()).check()
         except RatchetError as error:
             return str(error)
         return ""
@@ -66,6 +64,4 @@ def http_get(port: int, path: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> tup
 @lru_cache(maxsize=8)
 def _store(url: str, access_key: str, secret_key: str) -> ObjectStore:
     # Making a client costs 0.1 s; a wait for readiness asks many times.
-    return ObjectStore(
-        url, BUCKET, access_key, secret_key, connect_timeout_s=1, read_timeout_s=PROBE_TIMEOUT_S
-    )
+    return ObjectStore(url, BUCKET, access_key, secret_key, connect_timeout_s=1, read_timeout_s=PROBE_TIMEOUT_S)

@@ -69,9 +69,7 @@ def set_targets(paths: StackPaths, job: str, addresses: Sequence[str], labels: M
         raise BadInput(f"job {job!r} takes no targets from outside", remedy=f"jobs: {', '.join(OPEN_JOBS)}")
     role = labels.get("role", "")
     if job == "engines" and role not in ROLES:
-        raise BadInput(
-            f"an engine's targets need the label role, not {role!r}", remedy=f"one of {', '.join(ROLES)}"
-        )
+        raise BadInput(f"an engine's targets need the label role, not {role!r}", remedy=f"one of {', '.join(ROLES)}")
     if role and not re.fullmatch(r"[a-z0-9_]+", role):
         raise BadInput(f"the label role={role!r} is not made of a-z, 0-9 and _")
     for address in addresses:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from infra.engine import processes
 from infra.engine.catalogue import load_catalogue
@@ -46,7 +46,6 @@ class Replica(BaseModel):
     engine_id: str
     nonce: str
     pid: int
-    created_s: float = Field(description="create time of the process: a reused pid is told apart by it")
     port: int
     log: Path
 
@@ -71,7 +70,10 @@ class LocalFleet:
         try:
             found = Replica.model_validate_json(self._file(role).read_text())
             process = psutil.Process(found.pid)
-            alive = abs(process.create_time() - found.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            # By its mark and not by its create time, which moves when the machine's clock is set.
+            alive = process.status() != psutil.STATUS_ZOMBIE and processes.has_mark(
+                process, processes.ID_VARIABLE, found.engine_id
+            )
         except (FileNotFoundError, ValueError, psutil.Error):
             return None
         return found if alive else None
@@ -126,18 +128,34 @@ class LocalFleet:
         target = home()
         catalogue = load_catalogue(target.knobs)
         if violations := check(config, catalogue):
-            raise FleetError(f"{role} cannot serve this configuration: "
-                             + "; ".join(f"{v.rule}: {v.message}" for v in violations))
+            raise FleetError(
+                f"{role} cannot serve this configuration: " + "; ".join(f"{v.rule}: {v.message}" for v in violations)
+            )
         cores = self._settings.stable_cores if role == "stable" else self._settings.canary_cores
         log = self._state / "logs" / f"{role}-{config.config_hash()[:8]}-{time.strftime('%H%M%S')}.log"
         port = self._settings.port_from
         while not port_is_free(port):
             port += 1
-        engine = start_engine(config, catalogue=catalogue, engine_python=target.python, model_path=target.model,
-                              port=port, cores=cores, log_path=log, owner=_owner(self._state))
-        replica = Replica(role=role, config=config, config_hash=config.config_hash(), engine_id=engine.engine_id,
-                          nonce=engine.nonce, pid=engine.pid, created_s=psutil.Process(engine.pid).create_time(),
-                          port=port, log=log)
+        engine = start_engine(
+            config,
+            catalogue=catalogue,
+            engine_python=target.python,
+            model_path=target.model,
+            port=port,
+            cores=cores,
+            log_path=log,
+            owner=_owner(self._state),
+        )
+        replica = Replica(
+            role=role,
+            config=config,
+            config_hash=config.config_hash(),
+            engine_id=engine.engine_id,
+            nonce=engine.nonce,
+            pid=engine.pid,
+            port=port,
+            log=log,
+        )
         self._file(role).parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._file(role), replica.model_dump_json(indent=1))
         self._wait(engine, role, renew)
@@ -153,8 +171,10 @@ class LocalFleet:
                 if failure.outcome.kind != "start_timeout" or time.monotonic() > deadline:
                     stop(engine)
                     self._file(role).unlink(missing_ok=True)
-                    raise FleetError(f"the {role} replica did not come up: {failure.outcome.text()}",
-                                     remedy=f"Its log: {engine.log_path}") from None
+                    raise FleetError(
+                        f"the {role} replica did not come up: {failure.outcome.text()}",
+                        remedy=f"Its log: {engine.log_path}",
+                    ) from None
             if renew is not None:
                 renew()
 

@@ -43,9 +43,7 @@ class GatewayRecord(BaseModel):
     def line(self) -> bytes:
         """The record as one line of JSON."""
         body = self.model_dump(mode="json", exclude_none=True)
-        return (
-            json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass") + b"\n"
-        )
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass") + b"\n"
 
 
 def traffic_prefix(target_key: str) -> str:

@@ -24,6 +24,8 @@ from infra.traffic.gateway_log import GatewayRecord, HourlyLogWriter, put_once_i
 from infra.traffic.shape import PlannedRequest, TrafficShape, plan_window
 
 _ROOT = Path(__file__).parents[2]
+PASSED_ON = ("RATCHET_RUN",)
+"""The mark by which a leftover generator is found; it opens nothing."""
 
 
 class TrafficOptions(BaseModel):
@@ -53,18 +55,14 @@ class TrafficStats(BaseModel):
     in_flight: int
     windows_started: int
     window_starts_epoch_s: tuple[float, ...] = Field(description="when each window began")
-    late_max_ms: float = Field(
-        description="largest delay of sending behind the plan: the generator's own limit"
-    )
+    late_max_ms: float = Field(description="largest delay of sending behind the plan: the generator's own limit")
     running: bool
 
 
 class TrafficGenerator:
     """Open-loop traffic on a thread of its own. `on_record` is called there for every finished request."""
 
-    def __init__(
-        self, options: TrafficOptions, on_record: Callable[[GatewayRecord], None] | None = None
-    ) -> None:
+    def __init__(self, options: TrafficOptions, on_record: Callable[[GatewayRecord], None] | None = None) -> None:
         if not options.base_url.startswith(("http://", "https://")):
             raise BadInput(f"the base URL {options.base_url!r} has no http:// or https://")
         self.options = options
@@ -132,9 +130,7 @@ class TrafficGenerator:
                     if await self._wait(begin_s + planned.offset_s, clock):
                         break
                     self._late_s = max(self._late_s, clock() - begin_s - planned.offset_s)
-                    group.create_task(
-                        self._one(session, planned, clock, epoch_s, due_s=begin_s + planned.offset_s)
-                    )
+                    group.create_task(self._one(session, planned, clock, epoch_s, due_s=begin_s + planned.offset_s))
                 await self._wait(begin_s + options.window_s, clock)
                 window += 1
 
@@ -211,7 +207,11 @@ def start_traffic_process(options: TrafficOptions, spool: Path, prefix: str) -> 
     ]  # fmt: skip
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(paths)},
+        env={
+            "PATH": os.environ.get("PATH", ""),
+            "PYTHONPATH": os.pathsep.join(paths),
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        },
     )  # fmt: skip
 
 

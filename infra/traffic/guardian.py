@@ -89,8 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     file = StackPaths(given.state).runtime_file
-    guardian = Guardian(lambda: lease_state(given.state, given.target, time.time()), lambda: zero_weight_file(file),
-                        given.ttl)
+    guardian = Guardian(
+        lambda: lease_state(given.state, given.target, time.time()), lambda: zero_weight_file(file), given.ttl
+    )
     LOG.info("watching the rollout of %s", given.target)
     while True:
         guardian.once(time.time())

@@ -33,38 +33,26 @@ class TrafficShape(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tenants: int = Field(
-        default=4, ge=1, description="each has one system prompt that all its requests share"
-    )
+    tenants: int = Field(default=4, ge=1, description="each has one system prompt that all its requests share")
     tenant_skew: float = Field(default=1.0, ge=0, description="Zipf exponent of the tenants' shares")
-    system_tokens: tuple[int, int] = Field(
-        default=(120, 160), description="shortest and longest system prompt"
-    )
+    system_tokens: tuple[int, int] = Field(default=(120, 160), description="shortest and longest system prompt")
     mix: tuple[float, float, float] = Field(default=(0.62, 0.31, 0.07), description="short, medium, long")
     short_below_tokens: int = Field(default=256, ge=32)
     medium_below_tokens: int = Field(default=448, ge=64)
     longest_prompt_tokens: int = Field(default=700, ge=128)
     shortest_turn_tokens: int = Field(default=12, ge=1, description="fewest tokens that a user writes")
     output_median_tokens: float = Field(default=11.0, gt=0)
-    output_log_sd: float = Field(
-        default=0.86, ge=0, description="of ln(output tokens); Azure 2023 conv: 0.86"
-    )
+    output_log_sd: float = Field(default=0.86, ge=0, description="of ln(output tokens); Azure 2023 conv: 0.86")
     output_tokens: tuple[int, int] = Field(default=(8, 16), description="fewest and most")
-    continue_probability: float = Field(
-        default=0.5, ge=0, le=1, description="a request continues a conversation"
-    )
+    continue_probability: float = Field(default=0.5, ge=0, le=1, description="a request continues a conversation")
     think_s: float = Field(default=2.0, ge=0, description="shortest time between two turns of a conversation")
     interarrival_cv: float = Field(default=1.3, gt=0, description="of the gamma gaps; 1 is Poisson")
     recorded_rate_per_s: float = Field(default=0.5, gt=0, description="mean rate of the recorded-load part")
-    wave_depth: float = Field(
-        default=0.4, ge=0, lt=1, description="rate swings by this share: peaks and lulls"
-    )
+    wave_depth: float = Field(default=0.4, ge=0, lt=1, description="rate swings by this share: peaks and lulls")
     wave_period_s: float = Field(default=20.0, gt=0)
     peak_rate_per_s: float = Field(default=2.5, gt=0, description="beyond what the fleet can serve")
     peak_share: float = Field(default=0.2, ge=0, lt=1, description="of the window, for the peak")
-    drain_share: float = Field(
-        default=0.3, ge=0, lt=1, description="of the window, without arrivals, at its end"
-    )
+    drain_share: float = Field(default=0.3, ge=0, lt=1, description="of the window, without arrivals, at its end")
     tenant_seed: int = Field(default=1, description="decides the system prompts, which no window changes")
 
     @model_validator(mode="after")
@@ -147,14 +135,10 @@ def plan_window(shape: TrafficShape, duration_s: float, seed: int, phase: int) -
     recorded = arrivals(shape, shape.recorded_rate_per_s, 0.0, peak_start_s, rng)
     peak = arrivals(shape, shape.peak_rate_per_s, peak_start_s, peak_end_s, rng) if shape.peak_share else []
     if not recorded and not peak:
-        raise BadInput(
-            f"a window of {duration_s:g} s holds no request", remedy="make it longer or the rate higher"
-        )
+        raise BadInput(f"a window of {duration_s:g} s holds no request", remedy="make it longer or the rate higher")
     # each part has the mix for itself, so that a short window is not all short prompts by chance
     lengths = [*prompt_lengths(shape, len(recorded), rng), *prompt_lengths(shape, len(peak), rng)]
-    systems = [
-        _text(_rng("system", shape.tenant_seed, t), tokens) for t, tokens in enumerate(_system_tokens(shape))
-    ]
+    systems = [_text(_rng("system", shape.tenant_seed, t), tokens) for t, tokens in enumerate(_system_tokens(shape))]
     weights = [1 / (t + 1) ** shape.tenant_skew for t in range(shape.tenants)]
     open_talks: list[_Conversation] = []
     plan: list[PlannedRequest] = []
@@ -171,9 +155,7 @@ def plan_window(shape: TrafficShape, duration_s: float, seed: int, phase: int) -
             base = _system_tokens(shape)[tenant] + _TOKENS_PER_MESSAGE
             talk = _Conversation(number, tenant, [], base, offset_s)
             open_talks.append(talk)
-        asked = max(
-            shape.shortest_turn_tokens, target - talk.length - _TOKENS_PER_MESSAGE - _TOKENS_TO_ANSWER
-        )
+        asked = max(shape.shortest_turn_tokens, target - talk.length - _TOKENS_PER_MESSAGE - _TOKENS_TO_ANSWER)
         talk.turn_tokens.append(asked)
         talk.length += asked + _TOKENS_PER_MESSAGE
         total = talk.length + _TOKENS_TO_ANSWER
@@ -215,9 +197,7 @@ def planned_sample(plan: Sequence[PlannedRequest], strata: tuple[Stratum, ...]) 
     )
 
 
-def arrivals(
-    shape: TrafficShape, rate_per_s: float, start_s: float, end_s: float, rng: random.Random
-) -> list[float]:
+def arrivals(shape: TrafficShape, rate_per_s: float, start_s: float, end_s: float, rng: random.Random) -> list[float]:
     """Arrival times in [start_s, end_s): gamma gaps of the shape's CV, stretched and squeezed by its wave.
 
     A gamma law of shape k has CV 1/sqrt(k).
@@ -249,9 +229,7 @@ def prompt_lengths(shape: TrafficShape, count: int, rng: random.Random) -> list[
 def output_length(shape: TrafficShape, rng: random.Random) -> int:
     """Output tokens of one answer: log-normal, cut to the shape's bounds."""
     low, high = shape.output_tokens
-    return min(
-        max(round(shape.output_median_tokens * math.exp(rng.gauss(0, shape.output_log_sd))), low), high
-    )
+    return min(max(round(shape.output_median_tokens * math.exp(rng.gauss(0, shape.output_log_sd))), low), high)
 
 
 def _by_largest_remainder(count: int, mix: Sequence[float]) -> list[int]:
@@ -265,9 +243,7 @@ def _by_largest_remainder(count: int, mix: Sequence[float]) -> list[int]:
 def _continued(open_talks: list[_Conversation], room: int, offset_s: float) -> _Conversation | None:
     """The longest conversation that is waiting for its user and leaves it room to speak."""
     room -= _TOKENS_PER_MESSAGE + _TOKENS_TO_ANSWER
-    fits = [
-        talk for talk in open_talks if talk.turn_tokens and talk.free_s <= offset_s and talk.length <= room
-    ]
+    fits = [talk for talk in open_talks if talk.turn_tokens and talk.free_s <= offset_s and talk.length <= room]
     return max(fits, key=lambda talk: (talk.length, talk.number), default=None)
 
 

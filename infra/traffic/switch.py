@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -241,9 +241,7 @@ class EnvoySwitch:
         deadline = decided + deadline_s
         for attempt in range(_ROLLBACK_TRIES):
             try:
-                self._write_and_verify(
-                    0, deadline=min(deadline, time.monotonic() + deadline_s / _ROLLBACK_TRIES)
-                )
+                self._write_and_verify(0, deadline=min(deadline, time.monotonic() + deadline_s / _ROLLBACK_TRIES))
                 break
             except (SwitchError, Unreachable):
                 if attempt == _ROLLBACK_TRIES - 1:
@@ -380,22 +378,19 @@ def _refusals(stats: Mapping[str, str]) -> int:
 def _counters(cluster: str, stats: Mapping[str, str]) -> ClusterCounters:
     prefix = f"cluster.{cluster}.upstream_"
     if f"{prefix}rq_total" not in stats:
-        raise SwitchError(
-            f"Envoy knows no cluster {cluster!r}", remedy="Envoy runs from another configuration"
-        )
+        raise SwitchError(f"Envoy knows no cluster {cluster!r}", remedy="Envoy runs from another configuration")
 
     def count(*names: str) -> int:
         # Envoy makes a class counter at its first event: absent is a confirmed zero once rq_total is there.
         return sum(int(stats.get(prefix + name, 0)) for name in names)
 
-    values: dict[str, Any] = {
-        "rq_total": count("rq_total"),
-        "rq_2xx": count("rq_2xx"),
-        "rq_4xx": count("rq_4xx"),
-        "rq_5xx": count("rq_5xx"),
-        "resets": count("rq_rx_reset", "rq_tx_reset"),
-        "connect_failures": count("cx_connect_fail"),
-        "none_healthy": count("cx_none_healthy"),
-        "active": count("rq_active"),
-    }
-    return ClusterCounters(**values)
+    return ClusterCounters(
+        rq_total=count("rq_total"),
+        rq_2xx=count("rq_2xx"),
+        rq_4xx=count("rq_4xx"),
+        rq_5xx=count("rq_5xx"),
+        resets=count("rq_rx_reset", "rq_tx_reset"),
+        connect_failures=count("cx_connect_fail"),
+        none_healthy=count("cx_none_healthy"),
+        active=count("rq_active"),
+    )

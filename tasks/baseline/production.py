@@ -20,8 +20,9 @@ MIN_SATURATED_S = 5.0
 def open_window(role: str, window: Window) -> MetricsWindow:
     """The engines of one role over a window."""
     settings = metrics_settings()
-    return MetricsWindow(MetricsReader(settings.url, settings.timeout_s), Selector.role(role), window.start_s,
-                         window.end_s)
+    return MetricsWindow(
+        MetricsReader(settings.url, settings.timeout_s), Selector.role(role), window.start_s, window.end_s
+    )
 
 
 def _errors(w: MetricsWindow) -> Reading:
@@ -31,19 +32,21 @@ def _errors(w: MetricsWindow) -> Reading:
 def metric_readers(criteria: Criteria, accelerators: float = 1.0) -> dict[str, Callable[[MetricsWindow], Reading]]:
     """How each production metric is read from a window."""
     waiting = criteria.windows.saturated_waiting
+    fewest = criteria.windows.min_latency_samples
     return {
         "throughput_per_gpu": lambda w: saturated_throughput(
-            w, waiting=waiting, min_saturated_s=MIN_SATURATED_S, accelerators_per_target=accelerators),
-        "p50_latency": lambda w: w.quantile("e2e_latency", 0.5),
-        "p90_latency": lambda w: w.quantile("e2e_latency", 0.9),
-        "p99_latency": lambda w: w.quantile("e2e_latency", 0.99),
-        "ttft_p50": lambda w: w.quantile("ttft", 0.5),
-        "ttft_p90": lambda w: w.quantile("ttft", 0.9),
-        "ttft_p99": lambda w: w.quantile("ttft", 0.99),
-        "tpot_p50": lambda w: w.quantile("tpot", 0.5),
-        "tpot_p90": lambda w: w.quantile("tpot", 0.9),
-        "tpot_p99": lambda w: w.quantile("tpot", 0.99),
-        "queue_p99": lambda w: w.quantile("queue_time", 0.99),
+            w, waiting=waiting, min_saturated_s=MIN_SATURATED_S, accelerators_per_target=accelerators
+        ),
+        "p50_latency": lambda w: w.quantile("e2e_latency", 0.5, min_samples=fewest),
+        "p90_latency": lambda w: w.quantile("e2e_latency", 0.9, min_samples=fewest),
+        "p99_latency": lambda w: w.quantile("e2e_latency", 0.99, min_samples=fewest),
+        "ttft_p50": lambda w: w.quantile("ttft", 0.5, min_samples=fewest),
+        "ttft_p90": lambda w: w.quantile("ttft", 0.9, min_samples=fewest),
+        "ttft_p99": lambda w: w.quantile("ttft", 0.99, min_samples=fewest),
+        "tpot_p50": lambda w: w.quantile("tpot", 0.5, min_samples=fewest),
+        "tpot_p90": lambda w: w.quantile("tpot", 0.9, min_samples=fewest),
+        "tpot_p99": lambda w: w.quantile("tpot", 0.99, min_samples=fewest),
+        "queue_p99": lambda w: w.quantile("queue_time", 0.99, min_samples=fewest),
         "error_rate": _errors,
         "oom_count": lambda w: w.restarts(),
         "kv_cache_max": lambda w: w.gauge_max("kv_cache_usage"),
@@ -53,16 +56,22 @@ def metric_readers(criteria: Criteria, accelerators: float = 1.0) -> dict[str, C
     }
 
 
-def production_metrics(role: str, window: Window, criteria: Criteria, accelerators: float = 1.0,
-                       ) -> tuple[MetricBaseline, ...]:
+def production_metrics(
+    role: str,
+    window: Window,
+    criteria: Criteria,
+    accelerators: float = 1.0,
+) -> tuple[MetricBaseline, ...]:
     """Every metric with its spread over equal parts of the window, and the week before where policy asks for it."""
     whole = open_window(role, window)
     parts = whole.slices(SLICES)
     before = whole.earlier(WEEK_S) if criteria.windows.compare_with_week_before else None
     return tuple(
-        metric_baseline(name, read(whole), slices=[read(part) for part in parts],
-                        week_before=read(before) if before is not None else None)
+        metric_baseline(
+            name,
+            read(whole),
+            slices=[read(part) for part in parts],
+            week_before=read(before) if before is not None else None,
+        )
         for name, read in metric_readers(criteria, accelerators).items()
     )
-
-

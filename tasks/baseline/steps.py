@@ -40,9 +40,14 @@ def stored_baseline(campaign: str) -> BaselineReport | None:
 def read_production(params: CampaignParams, criteria: Criteria, criteria_hash: str) -> BaselineReport:
     """Every production metric over the window; what could not be read is unknown and says why."""
     return baseline_report(
-        target=params.target, campaign=params.campaign, window=params.window, config=params.config,
-        criteria_hash=criteria_hash, metrics=production_metrics(params.role, params.window, criteria),
-        price_per_accelerator_hour=criteria.price_per_accelerator_hour)
+        target=params.target,
+        campaign=params.campaign,
+        window=params.window,
+        config=params.config,
+        criteria_hash=criteria_hash,
+        metrics=production_metrics(params.role, params.window, criteria),
+        price_per_accelerator_hour=criteria.price_per_accelerator_hour,
+    )
 
 
 def _describe(sample: Sample, manifest: SampleManifest, key: str, manifest_key: str) -> SampleRef:
@@ -50,11 +55,19 @@ def _describe(sample: Sample, manifest: SampleManifest, key: str, manifest_key: 
     tokens = sum(e.prompt_tokens for e in sample.entries)
     long = [e for e in sample.entries if e.stratum == longest]
     return SampleRef(
-        key=key, manifest_key=manifest_key, sample_hash=sample.content_hash(), requests=len(sample.entries),
-        duration_s=sample.duration_s, held_out=manifest.held_out, prefix_reuse=manifest.prefix_reuse_sample,
-        strata=dict(Counter(e.stratum for e in sample.entries)), long_share=len(long) / max(1, len(sample.entries)),
+        key=key,
+        manifest_key=manifest_key,
+        sample_hash=sample.content_hash(),
+        requests=len(sample.entries),
+        duration_s=sample.duration_s,
+        held_out=manifest.held_out,
+        prefix_reuse=manifest.prefix_reuse_sample,
+        strata=dict(Counter(e.stratum for e in sample.entries)),
+        long_share=len(long) / max(1, len(sample.entries)),
         long_token_share=sum(e.prompt_tokens for e in long) / max(1, tokens),
-        prompt_tokens_avg=tokens / max(1, len(sample.entries)), notes=manifest.notes)
+        prompt_tokens_avg=tokens / max(1, len(sample.entries)),
+        notes=manifest.notes,
+    )
 
 
 @task(name="draw traffic samples", retries=1, retry_delay_seconds=2)
@@ -72,9 +85,15 @@ def draw_samples(params: CampaignParams, criteria: Criteria) -> Samples:
         own = params.held_out_window if held_out else params.sample_window
         window = own or params.window
         sample, manifest = draw_sample(
-            found, seed=params.seed, n=None if own else criteria.measuring.sample_requests,
-            share=1.0 if own else None, strata=strata, window=(window.start_s, window.end_s),
-            held_out=held_out and own is None, source=f"s3 {params.traffic_prefix}")
+            found,
+            seed=params.seed,
+            n=None if own else criteria.measuring.sample_requests,
+            share=1.0 if own else None,
+            strata=strata,
+            window=(window.start_s, window.end_s),
+            held_out=held_out and own is None,
+            source=f"s3 {params.traffic_prefix}",
+        )
         if held_out and own is not None:
             manifest = manifest.model_copy(update={"held_out": True})
         with tempfile.TemporaryDirectory() as folder:
@@ -93,12 +112,19 @@ def check_sample(samples: Samples, criteria: Criteria) -> GateResult:
 
     store = open_store()
     m = criteria.measuring
-    sample = parse_sample(store.get(samples.search.key), samples.search.key,
-                          strata_from_bounds(m.short_below_tokens, m.medium_below_tokens))
-    rows = sample_rows((e.model_dump() for e in sample.entries), short_below=m.short_below_tokens,
-                       medium_below=m.medium_below_tokens)
-    wanted = {"short": m.min_requests_per_stratum, "medium": m.min_requests_per_stratum,
-              "long": m.min_requests_per_stratum}
+    sample = parse_sample(
+        store.get(samples.search.key),
+        samples.search.key,
+        strata_from_bounds(m.short_below_tokens, m.medium_below_tokens),
+    )
+    rows = sample_rows(
+        (e.model_dump() for e in sample.entries), short_below=m.short_below_tokens, medium_below=m.medium_below_tokens
+    )
+    wanted = {
+        "short": m.min_requests_per_stratum,
+        "medium": m.min_requests_per_stratum,
+        "long": m.min_requests_per_stratum,
+    }
     return run_gate(traffic_suite(min_requests=8, min_per_stratum=wanted), rows)
 
 
@@ -112,8 +138,9 @@ def check_baseline(report: BaselineReport, criteria: Criteria) -> GateResult:
     """The data-quality gate before stage 2: every metric that the criteria name is known."""
     named = {p.name for p in criteria.primary} | {g.name for g in criteria.guards if g.required}
     required = sorted(named - SANDBOX_ONLY)
-    return run_gate(baseline_suite(required, min_window_s=criteria.windows.baseline_s * 0.9),
-                    baseline_rows(report, required))
+    return run_gate(
+        baseline_suite(required, min_window_s=criteria.windows.baseline_s * 0.9), baseline_rows(report, required)
+    )
 
 
 def store_baseline(report: BaselineReport) -> None:

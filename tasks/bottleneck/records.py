@@ -23,7 +23,8 @@ class EvidencePack(Record):
     campaign: str
     items: tuple[EvidenceItem, ...]
     running_series: tuple[tuple[float, float], ...] = Field(
-        default=(), description="(second of the window, requests running): the utilisation curve")
+        default=(), description="(second of the window, requests running): the utilisation curve"
+    )
     waiting_series: tuple[tuple[float, float], ...] = ()
 
     def reading(self, item_id: str) -> Reading:

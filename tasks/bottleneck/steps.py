@@ -41,26 +41,37 @@ def _setting(baseline: BaselineReport, name: str) -> Reading:
 def collect_evidence(campaign: str, role: str, baseline: BaselineReport) -> EvidencePack:
     """Engine, configuration and traffic readings over the baseline's window."""
     s = metrics_settings()
-    w = MetricsWindow(MetricsReader(s.url, s.timeout_s), Selector.role(role), baseline.window.start_s,
-                      baseline.window.end_s)
+    w = MetricsWindow(
+        MetricsReader(s.url, s.timeout_s), Selector.role(role), baseline.window.start_s, baseline.window.end_s
+    )
     readings = {
-        ids.RUNNING_MAX: w.gauge_max("running"), ids.RUNNING_AVG: w.gauge_avg("running"),
-        ids.WAITING_MAX: w.gauge_max("waiting"), ids.WAITING_AVG: w.gauge_avg("waiting"),
+        ids.RUNNING_MAX: w.gauge_max("running"),
+        ids.RUNNING_AVG: w.gauge_avg("running"),
+        ids.WAITING_MAX: w.gauge_max("waiting"),
+        ids.WAITING_AVG: w.gauge_avg("waiting"),
         ids.SATURATED_SHARE: w.share_of_time("waiting", 1.0),
-        ids.QUEUE_TIME_P99: w.quantile("queue_time", 0.99), ids.TTFT_P99: w.quantile("ttft", 0.99),
-        ids.KV_CACHE_MAX: w.gauge_max("kv_cache_usage"), ids.PREFIX_HIT_RATE: w.prefix_hit_rate(),
-        ids.PREEMPTIONS: w.increase("preemptions"), ids.PREFILL_TIME_SHARE: w.prefill_time_share(),
+        ids.QUEUE_TIME_P99: w.quantile("queue_time", 0.99),
+        ids.TTFT_P99: w.quantile("ttft", 0.99),
+        ids.KV_CACHE_MAX: w.gauge_max("kv_cache_usage"),
+        ids.PREFIX_HIT_RATE: w.prefix_hit_rate(),
+        ids.PREEMPTIONS: w.increase("preemptions"),
+        ids.PREFILL_TIME_SHARE: w.prefill_time_share(),
         ids.THROUGHPUT: w.throughput(),
         ids.CPU_SIDE_SHARE: Reading.unknown("no profile of a separate sandbox run was taken", unit="ratio"),
     }
-    for item, name in ((ids.MAX_NUM_SEQS, "max_num_seqs"), (ids.PREFIX_CACHING, "enable_prefix_caching"),
-                       (ids.MAX_MODEL_LEN, "max_model_len"), (ids.MAX_NUM_BATCHED_TOKENS, "max_num_batched_tokens")):
+    for item, name in (
+        (ids.MAX_NUM_SEQS, "max_num_seqs"),
+        (ids.PREFIX_CACHING, "enable_prefix_caching"),
+        (ids.MAX_MODEL_LEN, "max_model_len"),
+        (ids.MAX_NUM_BATCHED_TOKENS, "max_num_batched_tokens"),
+    ):
         readings[item] = _setting(baseline, name)
     if baseline.samples is not None:
         sample = baseline.samples.search
         source = f"sample {sample.key}"
-        readings[ids.PREFIX_REUSE] = Reading.of(sample.prefix_reuse, "ratio", source=source,
-                                                cause="the manifest holds no prefix reuse")
+        readings[ids.PREFIX_REUSE] = Reading.of(
+            sample.prefix_reuse, "ratio", source=source, cause="the manifest holds no prefix reuse"
+        )
         readings[ids.LONG_SHARE] = Reading.of(sample.long_share, "ratio", source=source)
         readings[ids.LONG_TOKEN_SHARE] = Reading.of(sample.long_token_share, "ratio", source=source)
         readings[ids.PROMPT_TOKENS_AVG] = Reading.of(sample.prompt_tokens_avg, "tokens", source=source)

@@ -43,8 +43,9 @@ def campaign_lease(target: Target, campaign: str) -> Iterator[Lease]:
         LeaseHeld: another campaign holds it.
     """
     store = open_store()
-    lease = Lease.acquire(store, f"campaign/{target.key}", owner=f"{campaign} {owner_name()}", ttl_s=LEASE_TTL_S,
-                          now=time.time())
+    lease = Lease.acquire(
+        store, f"campaign/{target.key}", owner=f"{campaign} {owner_name()}", ttl_s=LEASE_TTL_S, now=time.time()
+    )
     try:
         yield lease
     finally:
@@ -61,16 +62,25 @@ def pin_criteria(campaign: str, criteria_path: str) -> CriteriaPin:
     """
     found = committed_file(Path(criteria_path))
     criteria = parse_criteria(found.text, origin=f"{found.path} at {found.commit[:12]}")
-    pin = CriteriaPin(path=str(Path(criteria_path)), commit=found.commit, blob=found.blob,
-                      text_hash=text_hash(found.text), criteria=criteria, criteria_hash=criteria_hash(criteria),
-                      pinned=True)
+    pin = CriteriaPin(
+        path=str(Path(criteria_path)),
+        commit=found.commit,
+        blob=found.blob,
+        text_hash=text_hash(found.text),
+        criteria=criteria,
+        criteria_hash=criteria_hash(criteria),
+        pinned=True,
+    )
     store = open_store()
     key = f"campaigns/{campaign}/criteria.json"
     if not store.put_record_once(key, pin):
         before = store.get_record(key, CriteriaPin)
         if before.criteria_hash != pin.criteria_hash:
-            raise CriteriaChanged(f"campaign {campaign} was started with criteria {before.criteria_hash[:12]} and "
-                                  f"HEAD now holds {pin.criteria_hash[:12]}", remedy="Start a new campaign")
+            raise CriteriaChanged(
+                f"campaign {campaign} was started with criteria {before.criteria_hash[:12]} and "
+                f"HEAD now holds {pin.criteria_hash[:12]}",
+                remedy="Start a new campaign",
+            )
         return before
     return pin
 
@@ -79,8 +89,10 @@ def stop_if_criteria_changed(pin: CriteriaPin) -> None:
     """End the campaign when HEAD holds other criteria than it started with."""
     now = committed_file(Path(pin.path))
     if now.blob != pin.blob:
-        raise CriteriaChanged(f"{pin.path} changed from {pin.blob[:12]} to {now.blob[:12]} during the campaign",
-                              remedy="Its results stay in the ledger; start a new campaign")
+        raise CriteriaChanged(
+            f"{pin.path} changed from {pin.blob[:12]} to {now.blob[:12]} during the campaign",
+            remedy="Its results stay in the ledger; start a new campaign",
+        )
 
 
 @task(name="six questions", retries=1, retry_delay_seconds=2)
@@ -93,8 +105,10 @@ def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditi
     measured = Measured(
         window_s=params.window.end_s - params.window.start_s,
         window_needed_s=pin.criteria.windows.baseline_s,
-        sandbox_shape=_sandbox_shape(), production_shape=params.production_shape,
-        traffic_objects=traffic, criteria_pinned=pin.pinned,
+        sandbox_shape=_sandbox_shape(),
+        production_shape=params.production_shape,
+        traffic_objects=traffic,
+        criteria_pinned=pin.pinned,
         switch_drill_ms=params.switch_drill_ms,
         rollout_under_way=rollout.rollout_id if rollout else "",
         rollback_failed=failed.rollout_id if failed else "",
@@ -129,7 +143,10 @@ def stop_unless_ready(answers: Preconditions) -> None:
 
 @task(name="plan rollout", retries=1)
 def plan_rollout(
-    params: CampaignParams, pin: CriteriaPin, verdict: SandboxVerdict, baseline: BaselineReport,
+    params: CampaignParams,
+    pin: CriteriaPin,
+    verdict: SandboxVerdict,
+    baseline: BaselineReport,
 ) -> tuple[RolloutPlan | None, str]:
     """A plan that waits for approval, or none when nothing was proven."""
     if verdict.judgement.outcome is not Outcome.PASS:
@@ -138,15 +155,25 @@ def plan_rollout(
     key = f"campaigns/{params.campaign}/plan.json"
     if store.exists(key):
         return store.get_record(key, RolloutPlan), key
-    plan = rollout_plan(verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config,
-                        created_s=time.time())
+    plan = rollout_plan(
+        verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config, created_s=time.time()
+    )
     if not store.put_record_once(key, plan):
         plan = store.get_record(key, RolloutPlan)
-    append_ledger(LedgerEntry(
-        entry_id=plan.plan_id[:12], at_s=plan.created_s, target=params.target, campaign=params.campaign, kind="plan",
-        changes=plan.changes, outcome_class="waits for approval",
-        reason=f"expected {plan.expected_gain_pct:+.1f} % throughput", record_key=key,
-        throughput_change_pct=plan.expected_gain_pct))
+    append_ledger(
+        LedgerEntry(
+            entry_id=plan.plan_id[:12],
+            at_s=plan.created_s,
+            target=params.target,
+            campaign=params.campaign,
+            kind="plan",
+            changes=plan.changes,
+            outcome_class="waits for approval",
+            reason=f"expected {plan.expected_gain_pct:+.1f} % throughput",
+            record_key=key,
+            throughput_change_pct=plan.expected_gain_pct,
+        )
+    )
     return plan, key
 
 
@@ -158,6 +185,15 @@ def append_ledger(entry: LedgerEntry) -> None:
 @task(name="record campaign", retries=2, retry_delay_seconds=1)
 def record_campaign(target: Target, campaign: str, outcome: Outcome, because: str, seconds: dict[str, float]) -> None:
     """The campaign's line in the ledger, with the time that each stage took."""
-    append_ledger(LedgerEntry(entry_id=f"{campaign[:24]}-{uuid.uuid4().hex[:8]}", at_s=time.time(), target=target,
-                              campaign=campaign, kind="campaign", outcome_class=outcome.value, reason=because,
-                              stage_seconds=seconds))
+    append_ledger(
+        LedgerEntry(
+            entry_id=f"{campaign[:24]}-{uuid.uuid4().hex[:8]}",
+            at_s=time.time(),
+            target=target,
+            campaign=campaign,
+            kind="campaign",
+            outcome_class=outcome.value,
+            reason=because,
+            stage_seconds=seconds,
+        )
+    )

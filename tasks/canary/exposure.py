@@ -12,9 +12,7 @@ PROXY_GRANULARITY = 10_000
 """Envoy's runtime fraction counts in ten thousandths."""
 
 
-def effective_share(
-    weight: float, replicas: int, *, split: Literal["replicas", "proxy"] = "replicas"
-) -> float:
+def effective_share(weight: float, replicas: int, *, split: Literal["replicas", "proxy"] = "replicas") -> float:
     """The share of traffic that a weight really gives the canary.
 
     Args:

@@ -82,9 +82,7 @@ def _faults(
     if not verdict.pinned:
         found.append("its criteria were not the committed ones (unpinned)")
     if verdict.criteria_hash != criteria_hash:
-        found.append(
-            f"it was judged by criteria {verdict.criteria_hash[:12]}, pinned are {criteria_hash[:12]}"
-        )
+        found.append(f"it was judged by criteria {verdict.criteria_hash[:12]}, pinned are {criteria_hash[:12]}")
     if hash_of(criteria) != criteria_hash:
         found.append(f"the criteria given hash to {hash_of(criteria)[:12]}, pinned are {criteria_hash[:12]}")
     trial, winner = verdict.held_out, verdict.winner
@@ -118,9 +116,7 @@ def _risks(verdict: SandboxVerdict, trial: TrialResult, discount_pct: float) -> 
             and reason.rule in {c.metric for c in trial.comparisons}
         ):
             risks.append(f"close to its limit: {reason.text}")
-    risks.append(
-        f"the sandbox runs {discount_pct:.1f} points optimistic, which is already taken off the gain"
-    )
+    risks.append(f"the sandbox runs {discount_pct:.1f} points optimistic, which is already taken off the gain")
     if len(trial.changes) > 1:
         risks.append(f"{len(trial.changes)} switches change together: {', '.join(sorted(trial.changes))}")
     return risks
@@ -164,8 +160,7 @@ def approval_valid(plan: RolloutPlan, approval: Approval | None, now_s: float) -
         (
             "time",
             plan.created_s <= approval.at_s <= now_s,
-            f"the approval ({approval.at_s:.0f}) is not between the plan ({plan.created_s:.0f}) and now "
-            f"({now_s:.0f})",
+            f"the approval ({approval.at_s:.0f}) is not between the plan ({plan.created_s:.0f}) and now ({now_s:.0f})",
         ),
     )
     bad = [Reason(rule=rule, outcome=Outcome.FAIL, text=text) for rule, holds, text in checks if not holds]

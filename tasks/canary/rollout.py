@@ -179,8 +179,7 @@ def moved(
         raise BadInput(f"rollout {state.rollout_id} is {state.phase.value} and cannot become {phase.value}")
     if rolling_back(state) and phase not in {Phase.ROLLED_BACK, Phase.ROLLBACK_FAILED}:
         raise BadInput(
-            f"rollout {state.rollout_id} is being rolled back ({state.reason}) and cannot become "
-            f"{phase.value}"
+            f"rollout {state.rollout_id} is being rolled back ({state.reason}) and cannot become {phase.value}"
         )
     update: dict[str, object] = {"phase": phase, "updated_s": now_s, "token": token, "intent": intent}
     if phase is Phase.STEP and state.phase is not Phase.STEP:
@@ -197,13 +196,9 @@ def intend_rollback(state: RolloutState, now_s: float, reason: str, *, token: in
     nothing in progress it is a no-op, since there is nothing to take back (case CA5)."""
     if state.phase in TERMINAL or state.phase is Phase.PREPARED or state.intent == ROLL_BACK:
         return state
-    return state.model_copy(
-        update={"intent": ROLL_BACK, "reason": reason, "updated_s": now_s, "token": token}
-    )
+    return state.model_copy(update={"intent": ROLL_BACK, "reason": reason, "updated_s": now_s, "token": token})
 
 
 def step_in_force(state: RolloutState, now_s: float, *, token: int) -> RolloutState:
     """The step's share was set and read back: its clock starts now."""
-    return state.model_copy(
-        update={"intent": "", "step_started_s": now_s, "updated_s": now_s, "token": token}
-    )
+    return state.model_copy(update={"intent": "", "step_started_s": now_s, "updated_s": now_s, "token": token})

@@ -135,9 +135,7 @@ def _volume(canary: ArmReadings, stable: ArmReadings, step: CanaryStep) -> Reaso
     for side, arm in (("canary", canary), ("stable", stable)):
         value = arm.requests.value
         if value is None:
-            return Reason(
-                rule="requests", outcome=Outcome.NO_DATA, text=f"{side} requests: {arm.requests.text()}"
-            )
+            return Reason(rule="requests", outcome=Outcome.NO_DATA, text=f"{side} requests: {arm.requests.text()}")
         if value <= 0:
             return Reason(
                 rule="requests",
@@ -166,9 +164,7 @@ def _volume(canary: ArmReadings, stable: ArmReadings, step: CanaryStep) -> Reaso
     )
 
 
-def _counts(
-    name: str, arms: tuple[tuple[str, ArmReadings], ...], field: str
-) -> tuple[list[float], Reason | None]:
+def _counts(name: str, arms: tuple[tuple[str, ArmReadings], ...], field: str) -> tuple[list[float], Reason | None]:
     found: list[float] = []
     for side, arm in arms:
         reading: Reading = getattr(arm, field)
@@ -286,9 +282,7 @@ def _quantile(
     step: CanaryStep,
     floor_pct: float,
 ) -> Reason:
-    one, two = (
-        (stable.ttft_p99, canary.ttft_p99) if guard.name == "ttft_p99" else (stable.tpot_p99, canary.tpot_p99)
-    )
+    one, two = (stable.ttft_p99, canary.ttft_p99) if guard.name == "ttft_p99" else (stable.tpot_p99, canary.tpot_p99)
     return _with_load(judge_guard(guard, one, two, floor_pct=floor_pct), canary, stable, step)
 
 

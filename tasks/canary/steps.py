@@ -72,8 +72,10 @@ class Rollout:
         """
         etag = self.store.put_if_match(self.key, state.model_dump_json(indent=1).encode(), self.etag)
         if etag is None:
-            raise SwitchError(f"rollout {state.rollout_id[:12]} was written by another process",
-                              remedy="This one stops; the other goes on")
+            raise SwitchError(
+                f"rollout {state.rollout_id[:12]} was written by another process",
+                remedy="This one stops; the other goes on",
+            )
         self.etag = etag
         return state
 
@@ -123,8 +125,14 @@ def tick(plan_key: str, ttl_s: float, verify_window: Window | None = None) -> Ro
     return advance(rollout, state, lease, switch, fleet, verify_window)
 
 
-def advance(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet,
-            verify_window: Window | None) -> RolloutState:
+def advance(
+    rollout: Rollout,
+    state: RolloutState,
+    lease: Lease,
+    switch: EnvoySwitch,
+    fleet: LocalFleet,
+    verify_window: Window | None,
+) -> RolloutState:
     """One move of the machine; the lease stays held between ticks so that the guardian knows a dead one."""
     log = get_run_logger()
     if machine.rolling_back(state):
@@ -156,8 +164,9 @@ def _start(rollout: Rollout, state: RolloutState, lease: Lease) -> RolloutState:
     approval = _approval(rollout.store, rollout.plan)
     allowed = approval_valid(rollout.plan, approval, now_s)
     if allowed.outcome is Outcome.PASS:
-        return rollout.save(machine.moved(state, Phase.DEPLOYING, now_s, token=lease.token, intent="deploy canary",
-                                          reason=""))
+        return rollout.save(
+            machine.moved(state, Phase.DEPLOYING, now_s, token=lease.token, intent="deploy canary", reason="")
+        )
     reason = "; ".join(r.text for r in allowed.reasons)
     if approval is None:
         lease.release()
@@ -181,8 +190,18 @@ def _step(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwit
         return state
     criteria = _criteria(rollout.store, plan)
     if not fleet.alive("canary"):
-        judged = judgement([Reason(rule="engine_up", outcome=Outcome.FAIL, observed=0.0, limit=1.0, unit="engines",
-                                   text="the canary's engine process is gone: " + fleet.last_words("canary"))])
+        judged = judgement(
+            [
+                Reason(
+                    rule="engine_up",
+                    outcome=Outcome.FAIL,
+                    observed=0.0,
+                    limit=1.0,
+                    unit="engines",
+                    text="the canary's engine process is gone: " + fleet.last_words("canary"),
+                )
+            ]
+        )
         readings = None
     else:
         p99 = _baseline(rollout.store, plan).metric("p99_latency").value
@@ -200,8 +219,13 @@ def _step(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwit
     return state
 
 
-def _promote(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet,
-             ) -> RolloutState:
+def _promote(
+    rollout: Rollout,
+    state: RolloutState,
+    lease: Lease,
+    switch: EnvoySwitch,
+    fleet: LocalFleet,
+) -> RolloutState:
     """Stable gets the proven configuration while the canary serves everything (spec R5)."""
     log = get_run_logger()
     switch.set_weight(1.0)
@@ -211,15 +235,19 @@ def _promote(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoyS
         state = rollout.save(machine.intend_rollback(state, time.time(), str(error), token=lease.token))
         return roll_back(rollout, state, lease, switch, fleet)
     report = switch.rollback()
-    log.info("promoted: stable serves everything with the new configuration; last request on the canary after %.0f ms",
-             report.last_canary_request_ms or 0.0)
+    log.info(
+        "promoted: stable serves everything with the new configuration; last request on the canary after %.0f ms",
+        report.last_canary_request_ms or 0.0,
+    )
     fleet.drain_and_retire("canary", switch)
-    return rollout.save(machine.moved(state, Phase.VERIFYING, time.time(), token=lease.token,
-                                      reason="waits for production's window"))
+    return rollout.save(
+        machine.moved(state, Phase.VERIFYING, time.time(), token=lease.token, reason="waits for production's window")
+    )
 
 
-def _verify(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet,
-            window: Window) -> RolloutState:
+def _verify(
+    rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet, window: Window
+) -> RolloutState:
     """C2 once more, on production, over a window as long as the baseline's (spec R5)."""
     plan = rollout.plan
     criteria = _criteria(rollout.store, plan)
@@ -229,23 +257,34 @@ def _verify(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySw
     judged = production_verdict(before, after, criteria)
     if judged.outcome is Outcome.FAIL:
         why = "; ".join(r.text for r in judged.reasons if r.outcome is Outcome.FAIL)
-        state = rollout.save(machine.intend_rollback(state, time.time(), f"production disagrees: {why}", token=lease.token))
+        state = rollout.save(
+            machine.intend_rollback(state, time.time(), f"production disagrees: {why}", token=lease.token)
+        )
         state = roll_back(rollout, state, lease, switch, fleet)
     elif judged.outcome is Outcome.PASS:
-        state = rollout.save(machine.moved(state, Phase.COMPLETED, time.time(), token=lease.token,
-                                           reason="; ".join(r.text for r in judged.reasons)))
+        state = rollout.save(
+            machine.moved(
+                state, Phase.COMPLETED, time.time(), token=lease.token, reason="; ".join(r.text for r in judged.reasons)
+            )
+        )
         lease.release()
     else:
         why = "; ".join(r.text for r in judged.reasons if r.outcome is not Outcome.PASS)
-        state = rollout.save(machine.intend_rollback(state, time.time(), f"production proves nothing: {why}",
-                                                     token=lease.token))
+        state = rollout.save(
+            machine.intend_rollback(state, time.time(), f"production proves nothing: {why}", token=lease.token)
+        )
         state = roll_back(rollout, state, lease, switch, fleet)
     _conclude(rollout, state, judged, before, after)
     return state
 
 
-def roll_back(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet,
-              ) -> RolloutState:
+def roll_back(
+    rollout: Rollout,
+    state: RolloutState,
+    lease: Lease,
+    switch: EnvoySwitch,
+    fleet: LocalFleet,
+) -> RolloutState:
     """Back to the baseline's configuration: weight 0 at once, then stable re-applied where it differs (case CA5)."""
     log = get_run_logger()
     try:
@@ -257,13 +296,28 @@ def roll_back(rollout: Rollout, state: RolloutState, lease: Lease, switch: Envoy
         fleet.drain_and_retire("canary", switch)
     except (SwitchError, FleetError) as error:
         log.error("ROLLBACK FAILED: %s", error)
-        state = rollout.save(machine.moved(state, Phase.ROLLBACK_FAILED, time.time(), token=lease.token,
-                                           intent=machine.ROLL_BACK, reason=f"{state.reason}; rollback failed: {error}"))
-        return state
-    log.warning("rolled back: %s (last request on the canary after %.0f ms)", state.reason,
-                report.last_canary_request_ms or 0.0)
-    state = rollout.save(machine.moved(state, Phase.ROLLED_BACK, time.time(), token=lease.token,
-                                       rollback_ms=report.last_canary_request_ms or report.in_force_ms))
+        return rollout.save(
+            machine.moved(
+                state,
+                Phase.ROLLBACK_FAILED,
+                time.time(),
+                token=lease.token,
+                intent=machine.ROLL_BACK,
+                reason=f"{state.reason}; rollback failed: {error}",
+            )
+        )
+    log.warning(
+        "rolled back: %s (last request on the canary after %.0f ms)", state.reason, report.last_canary_request_ms or 0.0
+    )
+    state = rollout.save(
+        machine.moved(
+            state,
+            Phase.ROLLED_BACK,
+            time.time(),
+            token=lease.token,
+            rollback_ms=report.last_canary_request_ms or report.in_force_ms,
+        )
+    )
     lease.release()
     return state
 
@@ -278,31 +332,46 @@ def conclude(plan_key: str, state: RolloutState) -> CanaryVerdict:
     """The verdict of a rollout that ended before production was verified."""
     rollout = Rollout(open_store(), plan_key)
     outcome = Outcome.PASS if state.phase is Phase.COMPLETED else Outcome.FAIL
-    said = Judgement(outcome=outcome, reasons=(Reason(rule="rollout", outcome=outcome,
-                                                      text=state.reason or state.phase.value),))
+    said = Judgement(
+        outcome=outcome, reasons=(Reason(rule="rollout", outcome=outcome, text=state.reason or state.phase.value),)
+    )
     return _conclude(rollout, state, said, {}, {})
 
 
-def _conclude(rollout: Rollout, state: RolloutState, judged: Judgement, before: dict[str, Reading],
-              after: dict[str, Reading]) -> CanaryVerdict:
+def _conclude(
+    rollout: Rollout, state: RolloutState, judged: Judgement, before: dict[str, Reading], after: dict[str, Reading]
+) -> CanaryVerdict:
     b, a = before.get("throughput_per_gpu"), after.get("throughput_per_gpu")
     change = None
     if b is not None and a is not None and b.value and a.value is not None:
         change = (a.value - b.value) / b.value * 100
     verdict = CanaryVerdict(
-        rollout_id=state.rollout_id, target=rollout.plan.target, judgement=judged, phase=state.phase,
-        decisions=state.decisions, production_before=before, production_after=after, production_change_pct=change,
-        rollback_ms=state.rollback_ms)
+        rollout_id=state.rollout_id,
+        target=rollout.plan.target,
+        judgement=judged,
+        phase=state.phase,
+        decisions=state.decisions,
+        production_before=before,
+        production_after=after,
+        production_change_pct=change,
+        rollback_ms=state.rollback_ms,
+    )
     rollout.store.put_record_once(f"{rollout.folder}/verdict.json", verdict)
     entry = LedgerEntry(
-        entry_id=f"{state.rollout_id[:12]}-{state.phase.value.replace(' ', '-')}", at_s=time.time(),
-        target=rollout.plan.target, campaign=rollout.plan.campaign, kind="rollout", changes=rollout.plan.changes,
-        outcome_class=state.phase.value, reason=state.reason, throughput_change_pct=rollout.plan.expected_gain_pct,
-        production_change_pct=change, record_key=f"{rollout.folder}/verdict.json")
+        entry_id=f"{state.rollout_id[:12]}-{state.phase.value.replace(' ', '-')}",
+        at_s=time.time(),
+        target=rollout.plan.target,
+        campaign=rollout.plan.campaign,
+        kind="rollout",
+        changes=rollout.plan.changes,
+        outcome_class=state.phase.value,
+        reason=state.reason,
+        throughput_change_pct=rollout.plan.expected_gain_pct,
+        production_change_pct=change,
+        record_key=f"{rollout.folder}/verdict.json",
+    )
     rollout.store.put_record_once(ledger_key(entry), entry)
     return verdict
-
-
 
 
 @task(name="rollback drill", retries=0, persist_result=False)
@@ -321,8 +390,13 @@ def drill(plan_key: str, share: float, ttl_s: float = 60.0, wait_s: float = 60.0
         raise BadInput("; ".join(r.text for r in allowed.reasons), remedy="ratchet approve " + plan_key)
     settings = ProductionSettings()  # read from the environment
     switch, fleet = EnvoySwitch.of_stack(settings.state_dir), LocalFleet(settings)
-    lease = Lease.acquire(store, lease_name(plan.target), owner=f"drill {socket.gethostname()}:{os.getpid()}",
-                          ttl_s=ttl_s, now=time.time())
+    lease = Lease.acquire(
+        store,
+        lease_name(plan.target),
+        owner=f"drill {socket.gethostname()}:{os.getpid()}",
+        ttl_s=ttl_s,
+        now=time.time(),
+    )
     log = get_run_logger()
     try:
         fleet.ensure("canary", plan.config, renew=lambda: lease.renew(time.time()))
@@ -331,19 +405,35 @@ def drill(plan_key: str, share: float, ttl_s: float = 60.0, wait_s: float = 60.0
         deadline = time.monotonic() + wait_s
         while switch.counters()["canary"].rq_total < before + 3:
             if time.monotonic() > deadline:
-                raise SwitchError(f"the canary got fewer than 3 requests in {wait_s:.0f} s at {share:.0%}",
-                                  remedy="A drill needs traffic")
+                raise SwitchError(
+                    f"the canary got fewer than 3 requests in {wait_s:.0f} s at {share:.0%}",
+                    remedy="A drill needs traffic",
+                )
             lease.renew(time.time())
             time.sleep(0.2)
     finally:
         report = switch.rollback()
         lease.release()
     milliseconds = report.last_canary_request_ms if report.last_canary_request_ms is not None else report.in_force_ms
-    log.info("drill: weight 0 in force after %.0f ms, last new request on the canary after %.0f ms, %d after that",
-             report.in_force_ms, milliseconds, report.canary_requests_after)
-    entry = LedgerEntry(entry_id=f"drill-{plan.plan_id[:12]}-{time.time_ns() // 1_000_000}", at_s=time.time(),
-                        target=plan.target, campaign=plan.campaign, kind="drill", changes=plan.changes,
-                        outcome_class="drilled", reason=f"{milliseconds:.0f} ms to the last new request on the canary")
+    log.info(
+        "drill: weight 0 in force after %.0f ms, last new request on the canary after %.0f ms, %d after that",
+        report.in_force_ms,
+        milliseconds,
+        report.canary_requests_after,
+    )
+    entry = LedgerEntry(
+        entry_id=f"drill-{plan.plan_id[:12]}-{time.time_ns() // 1_000_000}",
+        at_s=time.time(),
+        target=plan.target,
+        campaign=plan.campaign,
+        kind="drill",
+        changes=plan.changes,
+        outcome_class="drilled",
+        reason=f"{milliseconds:.0f} ms to the last new request on the canary",
+    )
     store.put_record_once(ledger_key(entry), entry)
-    return {"decision_to_last_request_ms": milliseconds, "in_force_ms": report.in_force_ms,
-            "canary_requests_after": float(report.canary_requests_after)}
+    return {
+        "decision_to_last_request_ms": milliseconds,
+        "in_force_ms": report.in_force_ms,
+        "canary_requests_after": float(report.canary_requests_after),
+    }

@@ -45,8 +45,10 @@ class Hypothesis(Record):
     def sentence(self) -> str:
         """The hypothesis in one sentence."""
         size = "by an uncertain amount" if self.expected_change_pct is None else f"by {self.expected_change_pct:+.0f} %"
-        return (f"if {self.knob} goes from {self.value_from} to {self.value_to}, "
-                f"{self.metric} moves {size} because {self.because}")
+        return (
+            f"if {self.knob} goes from {self.value_from} to {self.value_to}, "
+            f"{self.metric} moves {size} because {self.because}"
+        )
 
 
 class RefusedIdea(Record):

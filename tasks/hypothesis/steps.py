@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
 
 from infra.connect import open_store
-from infra.engine.catalogue import Catalogue, Knob, default_of, load_catalogue
+from infra.engine.catalogue import Catalogue, load_catalogue
 from infra.engine.environment import home
-from infra.engine.legal import check
 from infra.quality.runner import run_gate
 from infra.quality.suite import GateResult
-from infra.search import KnobSpace, Observation, suggest
+from infra.search import Observation, suggest
 from tasks.baseline.records import BaselineReport
 from tasks.bottleneck.records import BottleneckReport
 from tasks.hypothesis.gates import HYPOTHESES, hypothesis_rows
-from tasks.hypothesis.knobs import CatalogueView, KnobFacts, allowed_range
+from tasks.hypothesis.memory import remembered
 from tasks.hypothesis.playbook import parse_playbook
-from tasks.hypothesis.proposals import SearchRules, present_value
-from tasks.hypothesis.records import Hypotheses, IdeaIdentity, RejectedIdea, Scalar
+from tasks.hypothesis.proposals import SearchRules
+from tasks.hypothesis.records import Hypotheses, Scalar
 from tasks.hypothesis.rules import combine_optimiser
 from tasks.hypothesis.rules import propose as propose_by_rules
-from tasks.shared.ledger import ledger_key, ledger_prefix, rejections
+from tasks.hypothesis.space import search_space
+from tasks.hypothesis.view import catalogue_view, engine_objections
+from tasks.shared.ledger import ledger_key, ledger_prefix
 from tasks.shared.records import Criteria, LedgerEntry, Target
 
 PLAYBOOK = Path(__file__).parent / "playbook.yaml"
@@ -49,73 +50,53 @@ def recall(target: Target) -> tuple[LedgerEntry, ...]:
     return tuple(sorted(found, key=lambda e: e.at_s))
 
 
-def knob_facts(knob: Knob) -> KnobFacts:
-    """What the search needs to know of a knob that the overlay describes."""
-    note = knob.overlay
-    if note is None:
-        raise ValueError(f"{knob.name} has no overlay")
-    kind = {"bool": "bool", "int": "int", "float": "float"}.get(knob.kind, "text")
-    return KnobFacts.model_validate({
-        "name": knob.name, "knob_class": note.knob_class, "kind": kind, "minimum": note.min, "maximum": note.max,
-        "step": note.step, "choices": note.choices or knob.choices or (), "default": default_of(knob),
-        "may_change_outputs": note.may_change_outputs})
-
-
-def catalogue_view(catalogue: Catalogue) -> CatalogueView:
-    """The tunable knobs of the installed engine."""
-    return CatalogueView(knobs={k.name: knob_facts(k) for k in catalogue.tunable()})
-
-
-def remembered(entries: Sequence[LedgerEntry], model: str) -> tuple[RejectedIdea, ...]:
-    """The ledger's rejections with their data (spec H3)."""
-    return tuple(
-        RejectedIdea(
-            identity=IdeaIdentity(knob=e.knob, value=e.value if e.value is not None else "", engine_build=e.engine_build,
-                                  model=model, workload=e.workload),
-            outcome_class=e.outcome_class, reason=e.reason, throughput_change_pct=e.throughput_change_pct,
-            campaign=e.campaign, trial_key=e.record_key)
-        for e in rejections(entries))
-
-
-def _rules(criteria: Criteria, baseline: BaselineReport, history: Sequence[LedgerEntry], catalogue: Catalogue,
-           ) -> SearchRules:
+def _rules(
+    criteria: Criteria,
+    baseline: BaselineReport,
+    history: Sequence[LedgerEntry],
+    catalogue: Catalogue,
+) -> SearchRules:
     config = baseline.config
 
-    def forbids(arguments: Mapping[str, Scalar]) -> Sequence[str]:
-        return [f"{v.rule}: {v.message}" for v in check(config.model_copy(update={"args": dict(arguments)}), catalogue)]
-
     return SearchRules(
-        config=config, first_config=config, view=catalogue_view(catalogue), limits=criteria.knobs,
-        default_max_drift_factor=criteria.default_max_drift_factor, history=remembered(history, config.model.name),
-        engine_build=config.engine_build, model=config.model.name, workload=WORKLOAD, forbids=forbids)
+        config=config,
+        first_config=config,
+        view=catalogue_view(catalogue),
+        limits=criteria.knobs,
+        default_max_drift_factor=criteria.default_max_drift_factor,
+        history=remembered(history),
+        engine_build=config.engine_build,
+        model=config.model.name,
+        workload=WORKLOAD,
+        forbids=engine_objections(config, catalogue),
+    )
 
 
-def _optimiser(rules: SearchRules, history: Sequence[LedgerEntry], taken: Sequence[str], seed: int,
-               ) -> tuple[str, Scalar] | None:
+def _optimiser(
+    rules: SearchRules,
+    history: Sequence[LedgerEntry],
+    taken: Sequence[str],
+    seed: int,
+) -> tuple[str, Scalar] | None:
     """What the classical optimiser would try next, among knobs that no hypothesis moves already."""
-    space = []
-    for name in OPTIMISER_KNOBS:
-        facts = rules.view.knobs.get(name)
-        if facts is None or name in taken or facts.kind not in ("int", "float"):
-            continue
-        now = present_value(rules.config, facts)
-        if not isinstance(now, int | float) or isinstance(now, bool):
-            continue
-        allowed = allowed_range(facts, now, rules.limits, rules.default_max_drift_factor)
-        if allowed.low is None or allowed.high is None or allowed.low >= allowed.high:
-            continue
-        space.append(KnobSpace(knob=name, kind="int" if facts.kind == "int" else "float", current=now,
-                               low=allowed.low, high=allowed.high, step=facts.step))
-    if not space:
-        return None
-    seen = [Observation(knob=e.knob, value=e.value, score=e.throughput_change_pct) for e in history
-            if e.kind == "trial" and e.knob and e.value is not None and e.throughput_change_pct is not None]
-    return suggest(seen, space, seed)
+    space = search_space(rules, OPTIMISER_KNOBS, taken)
+    seen = [
+        Observation(knob=e.knob, value=e.value, score=e.throughput_change_pct)
+        for e in history
+        if e.kind == "trial" and e.knob and e.value is not None and e.throughput_change_pct is not None
+    ]
+    return suggest(seen, space, seed) if space else None
 
 
 @task(name="propose hypotheses", retries=1)
-def propose(campaign: str, seed: int, criteria: Criteria, baseline: BaselineReport, bottleneck: BottleneckReport,
-            history: tuple[LedgerEntry, ...]) -> Hypotheses:
+def propose(
+    campaign: str,
+    seed: int,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    bottleneck: BottleneckReport,
+    history: tuple[LedgerEntry, ...],
+) -> Hypotheses:
     """Playbook first, then one from the optimiser where there is room; each through the same checks."""
     catalogue = load_catalogue(home().knobs)
     rules = _rules(criteria, baseline, history, catalogue)
@@ -138,8 +119,17 @@ def store_hypotheses(found: Hypotheses, baseline: BaselineReport, target: Target
         return
     for number, refused in enumerate(found.refused):
         entry = LedgerEntry(
-            entry_id=f"{found.campaign[:20]}-refused-{number}", at_s=at_s, target=target, campaign=found.campaign,
-            kind="refused", knob=refused.knob, value=refused.value, outcome_class="refused",
-            reason=f"{refused.rule}: {refused.text}", engine_build=baseline.config.engine_build,
-            baseline_hash=baseline.config_hash, workload=WORKLOAD)
+            entry_id=f"{found.campaign[:20]}-refused-{number}",
+            at_s=at_s,
+            target=target,
+            campaign=found.campaign,
+            kind="refused",
+            knob=refused.knob,
+            value=refused.value,
+            outcome_class="refused",
+            reason=f"{refused.rule}: {refused.text}",
+            engine_build=baseline.config.engine_build,
+            baseline_hash=baseline.config_hash,
+            workload=WORKLOAD,
+        )
         store.put_record_once(ledger_key(entry), entry)

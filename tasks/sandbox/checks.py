@@ -13,8 +13,12 @@ from tasks.sandbox.records import CorrectnessReport, RunReadings
 from tasks.shared.records import Reading
 
 PLAIN = (
-    "Name the capital of France.", "What is two plus two?", "Write one sentence about the sea.",
-    "List three colours.", "What does a baker make?", "Say hello in Spanish.",
+    "Name the capital of France.",
+    "What is two plus two?",
+    "Write one sentence about the sea.",
+    "List three colours.",
+    "What does a baker make?",
+    "Say hello in Spanish.",
 )
 
 
@@ -26,11 +30,15 @@ def changes_text(changes: Mapping[str, Scalar]) -> str:
 def run_line(run: MeasuredRun) -> str:
     """One run for the log of a person who watches."""
     s = run.result.summary
-    rate = f"{s.saturated.output_tokens_per_s:.1f} tok/s saturated" if s.saturated else f"p99 {s.e2e_ms.p99 or 0:.0f} ms"
+    rate = (
+        f"{s.saturated.output_tokens_per_s:.1f} tok/s saturated" if s.saturated else f"p99 {s.e2e_ms.p99 or 0:.0f} ms"
+    )
     valid = "" if s.valid else f" INVALID: {'; '.join(s.invalid_reasons)}"
     hits = "" if run.prefix_hit_rate is None else f", prefix hits {run.prefix_hit_rate:.0%}"
-    return (f"{run.side} {run.workload} {run.repeat + 1}: {s.ok}/{s.requests} served, {rate}{hits}, "
-            f"{s.duration_s:.1f} s{valid}")
+    return (
+        f"{run.side} {run.workload} {run.repeat + 1}: {s.ok}/{s.requests} served, {rate}{hits}, "
+        f"{s.duration_s:.1f} s{valid}"
+    )
 
 
 def by_repeat(runs: Sequence[RunReadings], side: str) -> list[dict[str, Reading]]:
@@ -49,8 +57,9 @@ def by_repeat(runs: Sequence[RunReadings], side: str) -> list[dict[str, Reading]
 
 def questions(seed: int, context_tokens: int) -> tuple[Question, ...]:
     """Plain questions, needles at a quarter and at half of the context, odd inputs."""
-    plain = tuple(Question(id=f"plain-{i}", messages=({"role": "user", "content": text},))
-                  for i, text in enumerate(PLAIN))
+    plain = tuple(
+        Question(id=f"plain-{i}", messages=({"role": "user", "content": text},)) for i, text in enumerate(PLAIN)
+    )
     needles = tuple(needle_question(tokens, seed) for tokens in (context_tokens // 4, context_tokens // 2))
     return (*plain, *needles, *odd_questions(context_tokens))
 

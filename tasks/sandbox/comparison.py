@@ -165,9 +165,7 @@ def _side(
         return _of_runs(readings, WORST[name], unit, f"no {side} run"), None
     workload: Workload = "saturating" if name == THROUGHPUT else "recorded"
     readings = [_read(run, name) for run in mine if run.valid and run.workload == workload]
-    reading = _of_runs(
-        readings, lambda values: median(values) or 0.0, unit, f"no valid {workload} run of the {side}"
-    )
+    reading = _of_runs(readings, lambda values: median(values) or 0.0, unit, f"no valid {workload} run of the {side}")
     return reading, spread_pct([r.value for r in readings if r.value is not None])
 
 
@@ -230,7 +228,7 @@ def unstable(runs: Sequence[RunReadings], criteria: Criteria) -> tuple[str, ...]
     """Why the runs are too unsteady to be shown as a result (spec V3); nothing when they are steady.
 
     Throughput of one side may spread over its repeats by `max_throughput_spread_pct`, and each side needs
-    `runs_per_side` valid runs of each workload that was run.
+    `runs_per_side` valid saturating runs and, where recorded load was run, `recorded_runs_per_side` of that.
     """
     found: list[str] = []
     measuring = criteria.measuring
@@ -239,10 +237,11 @@ def unstable(runs: Sequence[RunReadings], criteria: Criteria) -> tuple[str, ...]
         for workload in workloads:
             mine = [run for run in runs if run.side == side and run.workload == workload]
             valid = [run for run in mine if run.valid]
-            if len(valid) < measuring.runs_per_side:
+            needed = measuring.runs_per_side if workload == "saturating" else measuring.recorded_runs_per_side
+            if len(valid) < needed:
                 causes = "; ".join(sorted({reason for run in mine for reason in run.invalid_reasons}))
                 found.append(
-                    f"{side} has {len(valid)} valid {workload} runs of {measuring.runs_per_side} needed"
+                    f"{side} has {len(valid)} valid {workload} runs of {needed} needed"
                     + (f" ({causes})" if causes else "")
                 )
             if workload != "saturating":

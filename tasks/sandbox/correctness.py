@@ -11,7 +11,9 @@ from tasks.shared.records import Outcome, Reason
 
 
 def judge_outputs(
-    questions: Sequence[Question], baseline: Sequence[Answer], baseline_again: Sequence[Answer],
+    questions: Sequence[Question],
+    baseline: Sequence[Answer],
+    baseline_again: Sequence[Answer],
     candidate: Sequence[Answer],
 ) -> CorrectnessReport:
     """Whether the candidate answers like the baseline does, as far as the baseline agrees with itself.
@@ -29,13 +31,20 @@ def judge_outputs(
     for q in questions:
         b, c = first[q.id], by_id.get(q.id)
         if c is None or c.status == 0:
-            reasons.append(Reason(rule="outputs", outcome=Outcome.ERROR, text=f"{q.id} got no answer from the candidate"))
+            reasons.append(
+                Reason(rule="outputs", outcome=Outcome.ERROR, text=f"{q.id} got no answer from the candidate")
+            )
             continue
         if q.odd:
             if c.status != b.status:
                 odd_same = False
-                reasons.append(Reason(rule="odd inputs", outcome=Outcome.FAIL,
-                                      text=f"{q.id}: baseline answers {b.status}, candidate {c.status}"))
+                reasons.append(
+                    Reason(
+                        rule="odd inputs",
+                        outcome=Outcome.FAIL,
+                        text=f"{q.id}: baseline answers {b.status}, candidate {c.status}",
+                    )
+                )
             continue
         if q.needle:
             if q.needle in b.text:
@@ -48,17 +57,52 @@ def judge_outputs(
         compared += 1
         equal += c.text == b.text
     if compared and equal < compared:
-        reasons.append(Reason(rule="outputs", outcome=Outcome.FAIL, observed=equal, limit=compared, unit="texts",
-                              text=f"{equal} of {compared} texts equal the baseline's, which agrees with itself in all"))
+        reasons.append(
+            Reason(
+                rule="outputs",
+                outcome=Outcome.FAIL,
+                observed=equal,
+                limit=compared,
+                unit="texts",
+                text=f"{equal} of {compared} texts equal the baseline's, which agrees with itself in all",
+            )
+        )
     elif compared:
-        reasons.append(Reason(rule="outputs", outcome=Outcome.PASS, observed=equal, limit=compared, unit="texts",
-                              text=f"all {compared} full texts equal the baseline's"))
+        reasons.append(
+            Reason(
+                rule="outputs",
+                outcome=Outcome.PASS,
+                observed=equal,
+                limit=compared,
+                unit="texts",
+                text=f"all {compared} full texts equal the baseline's",
+            )
+        )
     else:
-        reasons.append(Reason(rule="outputs", outcome=Outcome.INCONCLUSIVE,
-                              text="the baseline does not agree with itself in any text, so nothing can be compared"))
+        reasons.append(
+            Reason(
+                rule="outputs",
+                outcome=Outcome.INCONCLUSIVE,
+                text="the baseline does not agree with itself in any text, so nothing can be compared",
+            )
+        )
     if asked and found < asked:
-        reasons.append(Reason(rule="needles", outcome=Outcome.FAIL, observed=found, limit=asked, unit="needles",
-                              text=f"{found} of the {asked} needles that the baseline finds were found"))
-    return CorrectnessReport(judgement=judgement(reasons), compared=compared, equal=equal,
-                             baseline_self_equal=self_equal, needles_found=found, needles_asked=asked,
-                             odd_inputs_same=odd_same)
+        reasons.append(
+            Reason(
+                rule="needles",
+                outcome=Outcome.FAIL,
+                observed=found,
+                limit=asked,
+                unit="needles",
+                text=f"{found} of the {asked} needles that the baseline finds were found",
+            )
+        )
+    return CorrectnessReport(
+        judgement=judgement(reasons),
+        compared=compared,
+        equal=equal,
+        baseline_self_equal=self_equal,
+        needles_found=found,
+        needles_asked=asked,
+        odd_inputs_same=odd_same,
+    )

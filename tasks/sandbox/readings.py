@@ -27,8 +27,14 @@ def throughput(summary: ReplaySummary) -> Reading:
 
 
 def run_readings(
-    run: MeasuredRun, *, requests_key: str, cores: tuple[int, ...], accelerator: str,
-    max_foreign_cpu_pct: float, max_steal_pct: float, peak_memory_bytes: float | None,
+    run: MeasuredRun,
+    *,
+    requests_key: str,
+    cores: tuple[int, ...],
+    accelerator: str,
+    max_foreign_cpu_pct: float,
+    max_steal_pct: float,
+    peak_memory_bytes: float | None,
 ) -> RunReadings:
     """One run by metric name; foreign load and steal beyond the limits make it void (spec V3)."""
     s = run.result.summary
@@ -50,18 +56,34 @@ def run_readings(
         "ttft_p99": _latency(s.ttft_ms, "p99", s.ok, source),
         "tpot_p50": _latency(s.tpot_ms, "p50", s.ok, source),
         "tpot_p99": _latency(s.tpot_ms, "p99", s.ok, source),
-        "prefix_hit_rate": Reading.of(None if run.prefix_hit_rate is None else 100.0 * run.prefix_hit_rate, "%",
-                                      source="engine's counters", cause="the engine exports no such counter"),
-        "preemptions": Reading.of(run.preemptions, "count", source="engine's counters",
-                                  cause="the engine exports no such counter"),
+        "prefix_hit_rate": Reading.of(
+            None if run.prefix_hit_rate is None else 100.0 * run.prefix_hit_rate,
+            "%",
+            source="engine's counters",
+            cause="the engine exports no such counter",
+        ),
+        "preemptions": Reading.of(
+            run.preemptions, "count", source="engine's counters", cause="the engine exports no such counter"
+        ),
         "oom_count": Reading.of(0.0, "count", source="the engine outlived the run"),
-        "peak_memory": Reading.of(peak_memory_bytes, "bytes", source="resident memory of the engine's processes",
-                                  cause="the engine's memory could not be read"),
+        "peak_memory": Reading.of(
+            peak_memory_bytes,
+            "bytes",
+            source="resident memory of the engine's processes",
+            cause="the engine's memory could not be read",
+        ),
     }
     if run.workload == "saturating":
         metrics["throughput_per_gpu"] = throughput(s)
     return RunReadings(
-        workload=run.workload, repeat=run.repeat, side=run.side, metrics=metrics, valid=not reasons,
-        invalid_reasons=tuple(reasons), requests_key=requests_key,
-        conditions=Conditions(steal_pct=c.steal_pct, foreign_cpu_pct=c.foreign_cpu_pct, cores=cores,
-                              accelerator=accelerator))
+        workload=run.workload,
+        repeat=run.repeat,
+        side=run.side,
+        metrics=metrics,
+        valid=not reasons,
+        invalid_reasons=tuple(reasons),
+        requests_key=requests_key,
+        conditions=Conditions(
+            steal_pct=c.steal_pct, foreign_cpu_pct=c.foreign_cpu_pct, cores=cores, accelerator=accelerator
+        ),
+    )

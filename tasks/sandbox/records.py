@@ -28,8 +28,10 @@ class RunReadings(Record):
     workload: Workload
     repeat: int
     side: Literal["baseline", "candidate"]
-    metrics: dict[str, Reading] = Field(description="by metric name: throughput_per_gpu, p50/p90/p99_latency, "
-                                        "ttft_p99, tpot_p99, error_rate, coverage, prefix_hit_rate, …")
+    metrics: dict[str, Reading] = Field(
+        description="by metric name: throughput_per_gpu, p50/p90/p99_latency, "
+        "ttft_p99, tpot_p99, error_rate, coverage, prefix_hit_rate, …"
+    )
     valid: bool
     invalid_reasons: tuple[str, ...] = ()
     conditions: Conditions = Conditions()

@@ -54,14 +54,20 @@ def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
     looks good: a win is always measured with every repeat, so early endings cannot favour it.
     """
     refused = {
-        side: {row for run in runs if run.side == side for row in
-               run.result.requests.filter(pl.col("status") != "ok")["request_id"].to_list()}
+        side: {
+            row
+            for run in runs
+            if run.side == side
+            for row in run.result.requests.filter(pl.col("status") != "ok")["request_id"].to_list()
+        }
         for side in ("baseline", "candidate")
     }
     if refused["candidate"] - refused["baseline"]:
         return True
-    rates = {side: [r for run in runs if run.side == side and (r := _rate(run)) is not None]
-             for side in ("baseline", "candidate")}
+    rates = {
+        side: [r for run in runs if run.side == side and (r := _rate(run)) is not None]
+        for side in ("baseline", "candidate")
+    }
     if floor_pct is None or not rates["baseline"] or not rates["candidate"]:
         return False
     baseline = sum(rates["baseline"]) / len(rates["baseline"])
@@ -81,8 +87,10 @@ def _token_blocks(run: MeasuredRun) -> Blocks:
         return ()
     span = saturated.end_s - saturated.start_s
     inside = run.result.requests.filter(
-        (pl.col("status") == "ok") & (pl.col("last_token_s") >= saturated.start_s)
-        & (pl.col("last_token_s") < saturated.end_s))
+        (pl.col("status") == "ok")
+        & (pl.col("last_token_s") >= saturated.start_s)
+        & (pl.col("last_token_s") < saturated.end_s)
+    )
     times = (inside["last_token_s"] - saturated.start_s).to_list()
     return arrival_blocks(times, [float(t) for t in inside["output_tokens"].to_list()], BLOCK_S, span_s=span)
 
@@ -97,13 +105,18 @@ def recorded_blocks(runs: Sequence[MeasuredRun]) -> dict[str, ArrivalBlocks]:
     b, c = of("baseline", "recorded"), of("candidate", "recorded")
     if b and c:
         latency_b, latency_c = tuple(map(_latency_blocks, b)), tuple(map(_latency_blocks, c))
-        blocks["p50_latency"] = ArrivalBlocks(metric="p50_latency", statistic="p50", baseline=latency_b,
-                                              candidate=latency_c)
-        blocks["p99_latency"] = ArrivalBlocks(metric="p99_latency", statistic="p99", baseline=latency_b,
-                                              candidate=latency_c)
+        blocks["p50_latency"] = ArrivalBlocks(
+            metric="p50_latency", statistic="p50", baseline=latency_b, candidate=latency_c
+        )
+        blocks["p99_latency"] = ArrivalBlocks(
+            metric="p99_latency", statistic="p99", baseline=latency_b, candidate=latency_c
+        )
     b, c = of("baseline", "saturating"), of("candidate", "saturating")
     if b and c:
         blocks["throughput_per_gpu"] = ArrivalBlocks(
-            metric="throughput_per_gpu", statistic="rate", baseline=tuple(map(_token_blocks, b)),
-            candidate=tuple(map(_token_blocks, c)))
+            metric="throughput_per_gpu",
+            statistic="rate",
+            baseline=tuple(map(_token_blocks, b)),
+            candidate=tuple(map(_token_blocks, c)),
+        )
     return blocks

@@ -56,15 +56,21 @@ def _trial_key(campaign: str, kind: str, config_hash: str) -> str:
     return f"campaigns/{campaign}/trials/{kind}-{config_hash[:16]}.json"
 
 
-def _plans(params: CampaignParams, criteria: Criteria) -> tuple[WorkloadPlan, ...]:
+def _plans(params: CampaignParams, criteria: Criteria, recorded: int = 0) -> tuple[WorkloadPlan, ...]:
     m = criteria.measuring
     limits = ReplayLimits(max_dispatch_delay_p99_ms=MAX_DISPATCH_DELAY_P99_MS, max_error_rate=1.0)
     common = {"warmup": m.warmup_requests, "limits": limits, "timeout_s": 180.0}
     return (
-        WorkloadPlan(workload="recorded", options=ReplayOptions(
-            mode="open", time_scale=params.time_scale, **common)),
-        WorkloadPlan(workload="saturating", options=ReplayOptions(
-            mode="closed", concurrency=m.saturating_concurrency, **common)),
+        WorkloadPlan(
+            workload="recorded",
+            options=ReplayOptions(mode="open", time_scale=params.time_scale, **common),
+            repeats=recorded or m.recorded_runs_per_side,
+        ),
+        WorkloadPlan(
+            workload="saturating",
+            options=ReplayOptions(mode="closed", concurrency=m.saturating_concurrency, **common),
+            repeats=m.runs_per_side,
+        ),
     )
 
 
@@ -74,12 +80,23 @@ def _fetch_sample(store: ObjectStore, ref: SampleRef, folder: Path) -> Path:
     return path
 
 
-def _keep(store: ObjectStore, settings: SandboxSettings, bench: Bench, run: MeasuredRun, side_memory: float | None,
-          ) -> RunReadings:
+def _keep(
+    store: ObjectStore,
+    settings: SandboxSettings,
+    bench: Bench,
+    run: MeasuredRun,
+    side_memory: float | None,
+) -> RunReadings:
     key = store.put_content("requests", run.requests_path.read_bytes(), ".parquet")
-    return run_readings(run, requests_key=key, cores=settings.engine_cores, accelerator=settings.accelerator,
-                        max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT,
-                        peak_memory_bytes=side_memory)
+    return run_readings(
+        run,
+        requests_key=key,
+        cores=settings.engine_cores,
+        accelerator=settings.accelerator,
+        max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT,
+        max_steal_pct=MAX_STEAL_PCT,
+        peak_memory_bytes=side_memory,
+    )
 
 
 @task(name="A/A: the sandbox's noise floor", retries=1, retry_delay_seconds=5)
@@ -92,10 +109,16 @@ def measure_noise_floors(params: CampaignParams, criteria: Criteria, samples: Sa
         path = _fetch_sample(store, samples.search, folder)
         baseline, twin = bench.baseline_and_twin(params.config)
         readings = [
-            _keep(store, settings, bench, run, None)
-            for run in measure_pair(baseline, twin, _plans(params, criteria), criteria.measuring.runs_per_side, path,
-                                    folder, client_cores=settings.client_cores,
-                                    on_run=lambda r: log.info("A/A %s", checks.run_line(r)))
+            _keep(store, settings, bench, run, bench.peak_memory(run.side))
+            for run in measure_pair(
+                baseline,
+                twin,
+                _plans(params, criteria, recorded=criteria.measuring.runs_per_side),
+                path,
+                folder,
+                client_cores=settings.client_cores,
+                on_run=lambda r: log.info("A/A %s", checks.run_line(r)),
+            )
         ]
         bench.stop_candidate()
     a, b = checks.by_repeat(readings, "baseline"), checks.by_repeat(readings, "candidate")
@@ -103,37 +126,76 @@ def measure_noise_floors(params: CampaignParams, criteria: Criteria, samples: Sa
 
 
 @task(name="trial", task_run_name="trial {hypothesis.knob}={hypothesis.value_to}", retries=0)
-def measure_single(params: CampaignParams, criteria: Criteria, baseline: BaselineReport, hypothesis: Hypothesis,
-                   ) -> TrialResult:
+def measure_single(
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    hypothesis: Hypothesis,
+) -> TrialResult:
     """One hypothesis alone."""
-    return _measure(params, criteria, baseline, kind="single", changes={hypothesis.knob: hypothesis.value_to},
-                    ids=(hypothesis.id,), check_outputs=hypothesis.may_change_outputs)
+    return _measure(
+        params,
+        criteria,
+        baseline,
+        kind="single",
+        changes={hypothesis.knob: hypothesis.value_to},
+        ids=(hypothesis.id,),
+        check_outputs=hypothesis.may_change_outputs,
+    )
 
 
 @task(name="combination", retries=0)
-def measure_combination(params: CampaignParams, criteria: Criteria, baseline: BaselineReport,
-                        members: tuple[TrialResult, ...]) -> TrialResult:
+def measure_combination(
+    params: CampaignParams, criteria: Criteria, baseline: BaselineReport, members: tuple[TrialResult, ...]
+) -> TrialResult:
     """Members together, measured and never added up (spec V7)."""
     changes: dict[str, Scalar] = {}
     for member in members:
         changes.update(member.changes)
     gains = [c.change_pct for m in members if (c := m.comparison("throughput_per_gpu")) and c.change_pct is not None]
-    return _measure(params, criteria, baseline, kind="combination", changes=changes,
-                    ids=tuple(i for m in members for i in m.hypothesis_ids), check_outputs=False,
-                    predicted=predicted_combination_pct(gains))
+    return _measure(
+        params,
+        criteria,
+        baseline,
+        kind="combination",
+        changes=changes,
+        ids=tuple(i for m in members for i in m.hypothesis_ids),
+        check_outputs=False,
+        predicted=predicted_combination_pct(gains),
+    )
 
 
 @task(name="held-out measurement", retries=0)
-def measure_held_out(params: CampaignParams, criteria: Criteria, baseline: BaselineReport, winner: TrialResult,
-                     ) -> TrialResult:
+def measure_held_out(
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    winner: TrialResult,
+) -> TrialResult:
     """The winner once more, from a clean start, on conversations that the search never saw (spec V12)."""
-    return _measure(params, criteria, baseline, kind="held_out", changes=winner.changes, ids=winner.hypothesis_ids,
-                    check_outputs=True, predicted=winner.predicted_change_pct)
+    return _measure(
+        params,
+        criteria,
+        baseline,
+        kind="held_out",
+        changes=winner.changes,
+        ids=winner.hypothesis_ids,
+        check_outputs=True,
+        predicted=winner.predicted_change_pct,
+    )
 
 
-def _measure(params: CampaignParams, criteria: Criteria, baseline: BaselineReport, *, kind: str,
-             changes: dict[str, Scalar], ids: tuple[str, ...], check_outputs: bool,
-             predicted: float | None = None) -> TrialResult:
+def _measure(
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    *,
+    kind: str,
+    changes: dict[str, Scalar],
+    ids: tuple[str, ...],
+    check_outputs: bool,
+    predicted: float | None = None,
+) -> TrialResult:
     store, settings = open_store(), SandboxSettings()
     config = baseline.config
     for knob, value in changes.items():
@@ -151,10 +213,19 @@ def _measure(params: CampaignParams, criteria: Criteria, baseline: BaselineRepor
     log.info("%s %s", kind, checks.changes_text(changes))
     shape = f"{settings.accelerator} x{settings.accelerators}"
     base = {
-        "trial_id": f"{kind}-{config_hash[:8]}", "campaign": params.campaign, "target": params.target,
-        "hypothesis_ids": ids, "changes": changes, "config": config, "config_hash": config_hash,
-        "baseline_hash": baseline.config_hash, "kind": kind, "predicted_change_pct": predicted,
-        "sample_hash": ref.sample_hash, "held_out": held_out, "replay_hash": replay_code_hash(),
+        "trial_id": f"{kind}-{config_hash[:8]}",
+        "campaign": params.campaign,
+        "target": params.target,
+        "hypothesis_ids": ids,
+        "changes": changes,
+        "config": config,
+        "config_hash": config_hash,
+        "baseline_hash": baseline.config_hash,
+        "kind": kind,
+        "predicted_change_pct": predicted,
+        "sample_hash": ref.sample_hash,
+        "held_out": held_out,
+        "replay_hash": replay_code_hash(),
     }
     outcome, detail, log_key = "measured", "", ""
     readings: list[RunReadings] = []
@@ -168,10 +239,15 @@ def _measure(params: CampaignParams, criteria: Criteria, baseline: BaselineRepor
             sides = bench.pair(baseline.config, config, fresh=held_out)
             floor = baseline.floor_pct("throughput_per_gpu")
             for run in measure_pair(
-                    sides.baseline, sides.candidate, _plans(params, criteria), criteria.measuring.runs_per_side, path,
-                    folder, client_cores=settings.client_cores,
-                    stop_after=None if held_out else lambda done: decided_early(done, floor),
-                    on_run=lambda r: log.info("%s", checks.run_line(r))):
+                sides.baseline,
+                sides.candidate,
+                _plans(params, criteria),
+                path,
+                folder,
+                client_cores=settings.client_cores,
+                stop_after=None if held_out else lambda done: decided_early(done, floor),
+                on_run=lambda r: log.info("%s", checks.run_line(r)),
+            ):
                 runs.append(run)
                 memory = bench.peak_memory(run.side)
                 readings.append(_keep(store, settings, bench, run, memory))
@@ -185,40 +261,87 @@ def _measure(params: CampaignParams, criteria: Criteria, baseline: BaselineRepor
         finally:
             log_key = bench.keep_log(store, params.campaign)
             bench.stop_candidate()
-    result = judged(base, criteria, baseline, readings, runs, outcome=outcome, detail=detail, log_key=log_key,
-                    correctness=correctness, shapes_match=shape == params.production_shape, memory=memory,
-                    duration_s=time.monotonic() - started_s, seed=params.seed)
+    result = judged(
+        base,
+        criteria,
+        baseline,
+        readings,
+        runs,
+        outcome=outcome,
+        detail=detail,
+        log_key=log_key,
+        correctness=correctness,
+        shapes_match=shape == params.production_shape,
+        memory=memory,
+        duration_s=time.monotonic() - started_s,
+        seed=params.seed,
+    )
     store.put_record_once(key, result)
     _remember(store, result, key)
     log.info("%s %s: %s", kind, checks.changes_text(changes), result.outcome_class.value)
     return result
 
 
-def judged(base: dict[str, object], criteria: Criteria, baseline: BaselineReport, readings: Sequence[RunReadings],
-           runs: Sequence[MeasuredRun], *, outcome: str, detail: str, log_key: str,
-           correctness: CorrectnessReport | None, shapes_match: bool, memory: float | None, duration_s: float,
-           seed: int) -> TrialResult:
+def judged(
+    base: dict[str, object],
+    criteria: Criteria,
+    baseline: BaselineReport,
+    readings: Sequence[RunReadings],
+    runs: Sequence[MeasuredRun],
+    *,
+    outcome: str,
+    detail: str,
+    log_key: str,
+    correctness: CorrectnessReport | None,
+    shapes_match: bool,
+    memory: float | None,
+    duration_s: float,
+    seed: int,
+) -> TrialResult:
     """The trial's record from what was measured; the rules decide."""
     kind = str(base["kind"])
     changes: dict[str, Scalar] = base["changes"]  # type: ignore[assignment]
     repeats = 1 + max((r.repeat for r in readings), default=0)
     # A pair that was ended early is judged by the runs that it had: it can be refused by them, never adopted.
     measuring = criteria.measuring.model_copy(
-        update={"runs_per_side": min(repeats, criteria.measuring.runs_per_side)})
+        update={
+            "runs_per_side": min(repeats, criteria.measuring.runs_per_side),
+            "recorded_runs_per_side": min(repeats, criteria.measuring.recorded_runs_per_side),
+        }
+    )
     rules = criteria.model_copy(update={"measuring": measuring})
     floors = {f.metric: f.floor_pct for f in baseline.noise_floors}
     if outcome != "measured" or not readings:
         klass = classify(engine_outcome=outcome, comparisons=(), criteria=rules, kind=kind)  # type: ignore[arg-type]
-        verdict = Judgement(outcome=Outcome.FAIL, reasons=(Reason(
-            rule="engine", outcome=Outcome.FAIL, text=f"the engine was {outcome}: {detail}"),))
-        return TrialResult.model_validate({**base, "outcome_class": klass, "engine_outcome": outcome,
-                                           "engine_detail": detail, "judgement": verdict, "log_key": log_key,
-                                           "runs": tuple(readings), "duration_s": duration_s})
+        verdict = Judgement(
+            outcome=Outcome.FAIL,
+            reasons=(Reason(rule="engine", outcome=Outcome.FAIL, text=f"the engine was {outcome}: {detail}"),),
+        )
+        return TrialResult.model_validate(
+            {
+                **base,
+                "outcome_class": klass,
+                "engine_outcome": outcome,
+                "engine_detail": detail,
+                "judgement": verdict,
+                "log_key": log_key,
+                "runs": tuple(readings),
+                "duration_s": duration_s,
+            }
+        )
     comparisons = compare_runs(readings, rules, floors, blocks=recorded_blocks(runs), seed=seed)
     cache = comparable_cache(readings, changes)
     shaky = unstable(readings, rules)
-    klass = classify(engine_outcome="measured", comparisons=comparisons, criteria=rules, kind=kind,  # type: ignore[arg-type]
-                     unstable_reasons=shaky, cache=cache, correctness=correctness, shapes_match=shapes_match)
+    klass = classify(
+        engine_outcome="measured",
+        comparisons=comparisons,
+        criteria=rules,
+        kind=kind,  # type: ignore[arg-type]
+        unstable_reasons=shaky,
+        cache=cache,
+        correctness=correctness,
+        shapes_match=shapes_match,
+    )
     judge = judge_single if kind == "single" else judge_trial
     verdict = judge(comparisons, rules)
     extra = [Reason(rule="stability", outcome=Outcome.INCONCLUSIVE, text=text) for text in shaky]
@@ -226,20 +349,40 @@ def judged(base: dict[str, object], criteria: Criteria, baseline: BaselineReport
         extra += [r for r in cache.reasons if r.outcome is not Outcome.PASS]
     if repeats < criteria.measuring.runs_per_side:
         if verdict.outcome is Outcome.PASS:
-            extra.append(Reason(rule="repeats", outcome=Outcome.INCONCLUSIVE,
-                                text=f"{repeats} of {criteria.measuring.runs_per_side} repeats were made"))
+            extra.append(
+                Reason(
+                    rule="repeats",
+                    outcome=Outcome.INCONCLUSIVE,
+                    text=f"{repeats} of {criteria.measuring.runs_per_side} repeats were made",
+                )
+            )
         else:
-            extra.append(Reason(rule="repeats", outcome=verdict.outcome,
-                                text=f"decided after {repeats} of {criteria.measuring.runs_per_side} repeats: it could "
-                                "not be adopted any more"))
+            extra.append(
+                Reason(
+                    rule="repeats",
+                    outcome=verdict.outcome,
+                    text=f"decided after {repeats} of {criteria.measuring.runs_per_side} repeats: it could "
+                    "not be adopted any more",
+                )
+            )
     if correctness is not None and correctness.judgement.outcome is not Outcome.PASS:
         extra += list(correctness.judgement.reasons)
     if extra:
         verdict = judgement([*verdict.reasons, *extra])
-    return TrialResult.model_validate({
-        **base, "outcome_class": klass, "runs": tuple(readings), "comparisons": comparisons, "judgement": verdict,
-        "correctness": correctness, "log_key": log_key, "peak_memory_bytes": memory, "duration_s": duration_s,
-        "objective": objective(comparisons, criteria.weights)})
+    return TrialResult.model_validate(
+        {
+            **base,
+            "outcome_class": klass,
+            "runs": tuple(readings),
+            "comparisons": comparisons,
+            "judgement": verdict,
+            "correctness": correctness,
+            "log_key": log_key,
+            "peak_memory_bytes": memory,
+            "duration_s": duration_s,
+            "objective": objective(comparisons, criteria.weights),
+        }
+    )
 
 
 def _remember(store: ObjectStore, trial: TrialResult, key: str) -> None:
@@ -248,12 +391,22 @@ def _remember(store: ObjectStore, trial: TrialResult, key: str) -> None:
     knob = next(iter(trial.changes)) if single else ""
     bad = [r.text for r in trial.judgement.reasons if r.outcome is not Outcome.PASS]
     entry = LedgerEntry(
-        entry_id=f"{trial.campaign[:20]}-{trial.trial_id}", at_s=time.time(), target=trial.target,
-        campaign=trial.campaign, kind="trial", knob=knob, value=trial.changes[knob] if single else None,
-        changes=trial.changes, outcome_class=trial.outcome_class.value,
+        entry_id=f"{trial.campaign[:20]}-{trial.trial_id}",
+        at_s=time.time(),
+        target=trial.target,
+        campaign=trial.campaign,
+        kind="trial",
+        knob=knob,
+        value=trial.changes[knob] if single else None,
+        changes=trial.changes,
+        outcome_class=trial.outcome_class.value,
         reason="; ".join(bad[:3]) or "every guard inside its limit",
-        throughput_change_pct=throughput.change_pct if throughput else None, record_key=key,
-        engine_build=trial.config.engine_build, baseline_hash=trial.baseline_hash, workload="recorded+saturating")
+        throughput_change_pct=throughput.change_pct if throughput else None,
+        record_key=key,
+        engine_build=trial.config.engine_build,
+        baseline_hash=trial.baseline_hash,
+        workload="recorded+saturating",
+    )
     store.put_record_once(ledger_key(entry), entry)
 
 
@@ -267,21 +420,42 @@ def winner(trials: Sequence[TrialResult], baseline: BaselineReport, criteria: Cr
     return pick_winner(trials, criteria, floor_pct=baseline.floor_pct("throughput_per_gpu"))
 
 
-def verdict(params: CampaignParams, criteria: Criteria, baseline: BaselineReport, trials: Sequence[TrialResult],
-            winner: TrialResult | None, held_out: TrialResult | None, pinned: bool) -> SandboxVerdict:
+def verdict(
+    params: CampaignParams,
+    criteria: Criteria,
+    baseline: BaselineReport,
+    trials: Sequence[TrialResult],
+    winner: TrialResult | None,
+    held_out: TrialResult | None,
+    pinned: bool,
+) -> SandboxVerdict:
     """Stage 4's last word."""
     settings = SandboxSettings()
     shape = f"{settings.accelerator} x{settings.accelerators}"
-    said = sandbox_verdict(criteria=criteria, trials=trials, winner=winner, held_out=held_out, pinned=pinned,
-                           shapes_match=shape == params.production_shape,
-                           floor_pct=baseline.floor_pct("throughput_per_gpu"))
+    said = sandbox_verdict(
+        criteria=criteria,
+        trials=trials,
+        winner=winner,
+        held_out=held_out,
+        pinned=pinned,
+        shapes_match=shape == params.production_shape,
+        floor_pct=baseline.floor_pct("throughput_per_gpu"),
+    )
     combined = winner.comparison("throughput_per_gpu") if winner else None
     synergy = None
     if winner and winner.predicted_change_pct is not None and combined and combined.change_pct is not None:
         synergy = combined.change_pct - winner.predicted_change_pct
-    return SandboxVerdict(campaign=params.campaign, target=params.target, criteria_hash=baseline.criteria_hash,
-                          pinned=pinned, judgement=said, winner=winner, held_out=held_out, trials=tuple(trials),
-                          synergy_pct=synergy)
+    return SandboxVerdict(
+        campaign=params.campaign,
+        target=params.target,
+        criteria_hash=baseline.criteria_hash,
+        pinned=pinned,
+        judgement=said,
+        winner=winner,
+        held_out=held_out,
+        trials=tuple(trials),
+        synergy_pct=synergy,
+    )
 
 
 def stored_verdict(campaign: str) -> SandboxVerdict | None:
@@ -293,5 +467,3 @@ def stored_verdict(campaign: str) -> SandboxVerdict | None:
 def store_verdict(said: SandboxVerdict) -> None:
     """Write the verdict once."""
     open_store().put_record_once(f"campaigns/{said.campaign}/verdict.json", said)
-
-

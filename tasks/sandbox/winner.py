@@ -18,9 +18,7 @@ from tasks.shared.outcomes import combine, judgement
 from tasks.shared.records import Criteria, Judgement, ObjectiveWeights, Outcome, OutcomeClass, Reason
 
 
-def pick_winner(
-    trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct: float | None
-) -> TrialResult | None:
+def pick_winner(trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct: float | None) -> TrialResult | None:
     """The trial that goes to the held-out measurement, or None: then the baseline stays.
 
     Eligible is what passes C2 (so a hypothesis alone only when it reaches a target by itself), did not give
@@ -45,9 +43,7 @@ def pick_winner(
         return None
     best = max(rank for rank, _ in eligible)
     band = math.inf if floor_pct is None else abs(criteria.weights.throughput) * floor_pct / 100
-    tied = [
-        (len(trial.changes), -rank, trial.trial_id, trial) for rank, trial in eligible if best - rank <= band
-    ]
+    tied = [(len(trial.changes), -rank, trial.trial_id, trial) for rank, trial in eligible if best - rank <= band]
     return min(tied, key=lambda t: t[:3])[3]
 
 
@@ -117,9 +113,7 @@ def members_contribute(
     return judgement(reasons)
 
 
-def _measured(
-    trials: Sequence[TrialResult], changes: dict[str, bool | int | float | str]
-) -> TrialResult | None:
+def _measured(trials: Sequence[TrialResult], changes: dict[str, bool | int | float | str]) -> TrialResult | None:
     return next((t for t in trials if t.changes == changes and t.comparisons and not t.held_out), None)
 
 

@@ -88,13 +88,9 @@ def _only_block(text: str, origin: str) -> str:
     if fence and kind in {"yaml", "yml"}:
         raise BadInput(f"{origin}: the ```yaml block of line {start} is never closed")
     if not blocks:
-        raise BadInput(
-            f"{origin}: there is no ```yaml block", remedy="Put the machine's part into exactly one"
-        )
+        raise BadInput(f"{origin}: there is no ```yaml block", remedy="Put the machine's part into exactly one")
     if len(blocks) > 1:
-        raise BadInput(
-            f"{origin}: there are {len(blocks)} ```yaml blocks", remedy="Keep one; quote others as ```text"
-        )
+        raise BadInput(f"{origin}: there are {len(blocks)} ```yaml blocks", remedy="Keep one; quote others as ```text")
     return blocks[0]
 
 
@@ -107,13 +103,9 @@ def _mapping(loader: _OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} is not text", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} is given twice", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
         seen.add(key)
     return dict(loader.construct_mapping(node, deep=True))
 
@@ -135,14 +127,8 @@ def _unknown_keys(data: Any, annotation: Any, path: str) -> Iterator[str]:
             if key in fields:
                 yield from _unknown_keys(value, fields[key].annotation, where)
                 continue
-            near = [f for f in fields if f.startswith(f"{key}_")] or difflib.get_close_matches(
-                str(key), fields, 2, 0.6
-            )
-            hint = (
-                f"; did you mean {' or '.join(f'`{n}`' for n in near)}?"
-                if near
-                else f"; known: {', '.join(fields)}"
-            )
+            near = [f for f in fields if f.startswith(f"{key}_")] or difflib.get_close_matches(str(key), fields, 2, 0.6)
+            hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"; known: {', '.join(fields)}"
             yield f"`{where}` is not a known key{hint}{_unit_hint(near[0], value) if near else ''}"
     elif item is not None and isinstance(data, list):
         for index, value in enumerate(data):

@@ -123,6 +123,8 @@ def _profile(criteria: Criteria) -> Iterator[str]:
         yield f"windows.baseline_s is {criteria.windows.baseline_s:g}, less than a day of {DAY_S:g} s{demo}"
     if measuring.runs_per_side < 3:
         yield f"measuring.runs_per_side is {measuring.runs_per_side}, less than 3{demo}"
+    if measuring.recorded_runs_per_side < 3:
+        yield f"measuring.recorded_runs_per_side is {measuring.recorded_runs_per_side}, less than 3{demo}"
 
 
 def _list(values: list[float] | list[str]) -> str:

@@ -13,5 +13,7 @@ def stop_on(gate: GateResult) -> None:
         GateFailed: names the gate and everything that failed in it.
     """
     if not gate.passed:
-        raise GateFailed(f"data-quality gate `{gate.name}` failed: {'; '.join(gate.failures)}",
-                         remedy="Nothing was measured or changed; mend the data and start again")
+        raise GateFailed(
+            f"data-quality gate `{gate.name}` failed: {'; '.join(gate.failures)}",
+            remedy="Nothing was measured or changed; mend the data and start again",
+        )

@@ -7,10 +7,16 @@ from datetime import UTC, datetime
 
 from tasks.shared.records import LedgerEntry, OutcomeClass, Target
 
-REJECTING = frozenset({
-    OutcomeClass.NO_EFFECT, OutcomeClass.SIDE_EFFECT, OutcomeClass.REGRESSION, OutcomeClass.WRONG_OUTPUT,
-    OutcomeClass.INVALID_CONFIGURATION, OutcomeClass.INFEASIBLE,
-})
+REJECTING = frozenset(
+    {
+        OutcomeClass.NO_EFFECT,
+        OutcomeClass.SIDE_EFFECT,
+        OutcomeClass.REGRESSION,
+        OutcomeClass.WRONG_OUTPUT,
+        OutcomeClass.INVALID_CONFIGURATION,
+        OutcomeClass.INFEASIBLE,
+    }
+)
 
 
 def ledger_prefix(target: Target) -> str:
@@ -27,7 +33,8 @@ def ledger_key(entry: LedgerEntry) -> str:
 def rejections(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """The entries that reject an idea with data, oldest first."""
     return sorted(
-        (e for e in entries if e.kind == "trial" and e.knob and e.outcome_class in REJECTING), key=lambda e: e.at_s,
+        (e for e in entries if e.kind == "trial" and e.knob and e.outcome_class in REJECTING),
+        key=lambda e: e.at_s,
     )
 
 
@@ -41,8 +48,10 @@ def adoption_rate(entries: Iterable[LedgerEntry]) -> tuple[int, int]:
 def rejected_markdown(entries: Iterable[LedgerEntry]) -> str:
     """`docs/rejected-hypotheses.md`: answers "why don't we use X?" a year later."""
     lines = [
-        "# Rejected hypotheses", "",
-        "Written by `ratchet ledger export --rejected`; do not edit. Each line is a measured rejection.", "",
+        "# Rejected hypotheses",
+        "",
+        "Written by `ratchet ledger export --rejected`; do not edit. Each line is a measured rejection.",
+        "",
         "| knob | value | class | throughput | why | engine | workload | campaign | date |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -50,8 +59,10 @@ def rejected_markdown(entries: Iterable[LedgerEntry]) -> str:
         gain = "not measured" if entry.throughput_change_pct is None else f"{entry.throughput_change_pct:+.1f} %"
         day = datetime.fromtimestamp(entry.at_s, UTC).strftime("%Y-%m-%d")
         reason = entry.reason.replace("|", "/").replace("\n", " ")
-        lines.append(f"| `{entry.knob}` | `{entry.value}` | {entry.outcome_class} | {gain} | {reason} | "
-                     f"{entry.engine_build} | {entry.workload} | {entry.campaign} | {day} |")
+        lines.append(
+            f"| `{entry.knob}` | `{entry.value}` | {entry.outcome_class} | {gain} | {reason} | "
+            f"{entry.engine_build} | {entry.workload} | {entry.campaign} | {day} |"
+        )
     if len(lines) == 6:
         lines.append("| – | – | – | – | nothing rejected yet | – | – | – | – |")
     return "\n".join(lines) + "\n"

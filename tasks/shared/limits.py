@@ -17,9 +17,7 @@ ROUNDING = 1e-9
 """Floating-point dust: a change of exactly the limit is inside it."""
 
 
-def judge_guard(
-    guard: GuardMetric, baseline: Reading, candidate: Reading, *, floor_pct: float | None
-) -> Reason:
+def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, floor_pct: float | None) -> Reason:
     """Whether one guard holds. Missing or marked readings never pass.
 
     Args:
@@ -47,9 +45,7 @@ def judge_guard(
     if relative is None:  # from nothing to something: a violation when it is worse, never a division (OB1)
         outcome = Outcome.FAIL if sign * absolute > 0 else Outcome.PASS
         text = f"{guard.name} is {both}: there is no relative change from zero, and any worsening is a breach"
-        return Reason(
-            rule=guard.name, outcome=outcome, text=text, observed=absolute, limit=0.0, unit=candidate.unit
-        )
+        return Reason(rule=guard.name, outcome=outcome, text=text, observed=absolute, limit=0.0, unit=candidate.unit)
     worse = sign * relative
     outcome, why = _against_floor(worse, limit, floor_pct)
     text = f"{guard.name} is {both}: {_worse(worse, '%')}, {limit:g} % allowed{why}"
@@ -76,9 +72,7 @@ def _judge_value(guard: GuardMetric, candidate: Reading) -> Reason:
     value = candidate.value if candidate.value is not None else 0.0
     outcome = Outcome.PASS if value <= limit + ROUNDING else Outcome.FAIL
     text = f"{guard.name} is {candidate.text()}, at most {limit:g} {candidate.unit} allowed"
-    return Reason(
-        rule=guard.name, outcome=outcome, text=text, observed=value, limit=limit, unit=candidate.unit
-    )
+    return Reason(rule=guard.name, outcome=outcome, text=text, observed=value, limit=limit, unit=candidate.unit)
 
 
 def judge_primary(
@@ -110,9 +104,7 @@ def judge_primary(
     sign = 1.0 if metric.direction == "higher" else -1.0
     better, target = sign * relative, abs(metric.target_pct)
     worst = low_pct if metric.direction == "higher" else (None if high_pct is None else -high_pct)
-    interval = (
-        "" if low_pct is None or high_pct is None else f", 95 % interval {low_pct:+.1f} to {high_pct:+.1f} %"
-    )
+    interval = "" if low_pct is None or high_pct is None else f", 95 % interval {low_pct:+.1f} to {high_pct:+.1f} %"
     text = f"{metric.name} is {both}: {relative:+.1f} %{interval}, target {metric.target_pct:+g} %"
     if better < target - ROUNDING:
         outcome = Outcome.FAIL
@@ -124,9 +116,7 @@ def judge_primary(
         outcome, text = Outcome.INCONCLUSIVE, f"{text}; the interval includes no change"
     else:
         outcome, text = Outcome.PASS, f"{text}, A/A floor {floor_pct:.1f} %"
-    return Reason(
-        rule=metric.name, outcome=outcome, text=text, observed=relative, limit=metric.target_pct, unit="%"
-    )
+    return Reason(rule=metric.name, outcome=outcome, text=text, observed=relative, limit=metric.target_pct, unit="%")
 
 
 def any_reached(primaries: Sequence[Reason]) -> list[Reason]:

@@ -18,10 +18,15 @@ class CampaignParams(Record):
     window: Window = Field(description="production window of the baseline, seconds since the epoch")
     traffic_prefix: str = Field(description="S3 prefix of the gateway's logs")
     role: str = Field(default="stable", description="label `role` of production's replicas in Prometheus")
-    sample_window: Window | None = Field(default=None, description="stretch that the search's sample is taken from "
-                                         "whole; None: `window`, thinned to the criteria's number of requests")
-    held_out_window: Window | None = Field(default=None, description="another stretch, best another day, for the "
-                                           "held-out sample; needed with `sample_window`")
+    sample_window: Window | None = Field(
+        default=None,
+        description="stretch that the search's sample is taken from "
+        "whole; None: `window`, thinned to the criteria's number of requests",
+    )
+    held_out_window: Window | None = Field(
+        default=None,
+        description="another stretch, best another day, for the held-out sample; needed with `sample_window`",
+    )
     time_scale: float = Field(default=1.0, gt=0, description="factor on recorded arrivals: below 1 is denser")
     rounds: int = Field(default=1, ge=1, le=20)
     max_wall_s: float = Field(default=6 * 3600, gt=0)
@@ -32,8 +37,10 @@ class CampaignParams(Record):
     @model_validator(mode="after")
     def _window_is_ordered(self) -> CampaignParams:
         if self.window.end_s <= self.window.start_s:
-            raise ValueError(f"window ends at {self.window.end_s} before it starts at {self.window.start_s}; "
-                             "both are seconds since the epoch")
+            raise ValueError(
+                f"window ends at {self.window.end_s} before it starts at {self.window.start_s}; "
+                "both are seconds since the epoch"
+            )
         if (self.sample_window is None) != (self.held_out_window is None):
             raise ValueError("sample_window and held_out_window belong together: name both or neither")
         return self

@@ -26,21 +26,15 @@ class Measured(Record):
     window_needed_s: float = Field(description="as the criteria demand")
     sandbox_shape: str = Field(description="accelerator model and count, e.g. `H100-80GB x8`")
     production_shape: str
-    stated_ratio: str = Field(
-        default="", description="how a sandbox of another count stands for production, in words"
-    )
+    stated_ratio: str = Field(default="", description="how a sandbox of another count stands for production, in words")
     traffic_objects: int | None = Field(description="objects of real traffic to replay")
     criteria_pinned: bool = Field(description="the criteria are a committed file")
     switch_drill_ms: float | None = Field(description="measured duration of the last rollback drill")
     max_rollback_ms: float = SLOWEST_ROLLBACK_MS
-    rollout_under_way: str = Field(
-        default="", description="identifier of a rollout of the target, if one runs"
-    )
+    rollout_under_way: str = Field(default="", description="identifier of a rollout of the target, if one runs")
     rollback_failed: str = Field(default="", description="identifier of a rollout whose rollback failed")
     deploys_in_window: int = Field(default=0, ge=0, description="other changes of production in the window")
-    drift_pct: float | None = Field(
-        default=None, description="throughput against the week before, where compared"
-    )
+    drift_pct: float | None = Field(default=None, description="throughput against the week before, where compared")
     drift_allowed_pct: float = Field(default=7.0, description="the baseline's own spread")
     variance_known: bool = Field(default=True, description="the baseline can say its spread")
     new_model: bool = Field(default=False, description="a model without production history")
@@ -134,9 +128,7 @@ def _baseline(m: Measured) -> Reason:
 def _shape(m: Measured) -> Reason:
     if same_shape(m.sandbox_shape, m.production_shape, stated_ratio=m.stated_ratio):
         ratio = f", at the stated ratio {m.stated_ratio}" if m.stated_ratio else ""
-        return _reason(
-            "same_shape", Outcome.PASS, f"sandbox {m.sandbox_shape}, production {m.production_shape}{ratio}"
-        )
+        return _reason("same_shape", Outcome.PASS, f"sandbox {m.sandbox_shape}, production {m.production_shape}{ratio}")
     return _reason(
         "same_shape",
         Outcome.FAIL,
@@ -187,9 +179,7 @@ def _rollback(m: Measured) -> Reason:
 
 def _stable(m: Measured) -> Reason:
     if m.rollout_under_way:
-        return _reason(
-            "system_stable", Outcome.FAIL, f"rollout {m.rollout_under_way} of this target is under way"
-        )
+        return _reason("system_stable", Outcome.FAIL, f"rollout {m.rollout_under_way} of this target is under way")
     if m.deploys_in_window:
         return _reason(
             "system_stable",
@@ -203,8 +193,7 @@ def _stable(m: Measured) -> Reason:
         return _reason(
             "system_stable",
             Outcome.FAIL,
-            f"the baseline drifted by {m.drift_pct:+.1f} % in a week, its "
-            f"own spread is {m.drift_allowed_pct:.1f} %",
+            f"the baseline drifted by {m.drift_pct:+.1f} % in a week, its own spread is {m.drift_allowed_pct:.1f} %",
             m.drift_pct,
             m.drift_allowed_pct,
             "%",
@@ -220,8 +209,7 @@ def _pays(m: Measured) -> Reason:
     return _reason(
         "worth_it",
         outcome,
-        f"the expected gain is {m.expected_gain_pct:+.1f} %, below "
-        f"{FEWEST_GAIN_PCT:g} % a campaign does not pay"
+        f"the expected gain is {m.expected_gain_pct:+.1f} %, below {FEWEST_GAIN_PCT:g} % a campaign does not pay"
         if outcome is Outcome.FAIL
         else f"the expected gain is {m.expected_gain_pct:+.1f} %",
         m.expected_gain_pct,

@@ -123,8 +123,13 @@ class CanaryStep(Record):
     stop_on: tuple[str, ...] = Field(description="guards that are judged in this step; `any` for all")
     min_samples: int = Field(ge=1, description="fewest canary requests that may be judged")
     max_hold_s: float = Field(gt=0, description="how long the step may wait for data before rolling back")
-    comparable_load: float = Field(default=0.8, gt=0, le=1, description="canary load per replica over stable's "
-                                   "from which a latency that did not get worse is information (spec R6)")
+    comparable_load: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="canary load per replica over stable's "
+        "from which a latency that did not get worse is information (spec R6)",
+    )
 
 
 class KnobLimit(Record):
@@ -148,7 +153,8 @@ class ObjectiveWeights(Record):
 class SamplingPolicy(Record):
     """How the campaign measures; a demo profile gives some of it up and `gives_up` says what."""
 
-    runs_per_side: int = Field(default=3, ge=1)
+    runs_per_side: int = Field(default=3, ge=1, description="runs at the saturating load")
+    recorded_runs_per_side: int = Field(default=3, ge=1, description="runs at recorded load")
     warmup_requests: int = Field(default=200, ge=0)
     sample_requests: int = Field(default=1000, ge=8)
     saturating_concurrency: int = Field(default=64, ge=1)
@@ -165,8 +171,10 @@ class Windows(Record):
 
     baseline_s: float = Field(default=86_400, gt=0)
     compare_with_week_before: bool = True
-    saturated_waiting: float = Field(default=1, description="a second counts as saturated when at least "
-                                     "this many requests wait in the queue")
+    min_latency_samples: int = Field(default=500, ge=5, description="fewest requests behind a P99 that may judge")
+    saturated_waiting: float = Field(
+        default=1, description="a second counts as saturated when at least this many requests wait in the queue"
+    )
 
 
 class Criteria(Record):
@@ -175,7 +183,8 @@ class Criteria(Record):
     version: Literal[1]
     profile: Literal["production", "demo"]
     throughput_is: Literal["saturating_load", "goodput"] = Field(
-        description="which reading `throughput_per_gpu` is (spec V11)")
+        description="which reading `throughput_per_gpu` is (spec V11)"
+    )
     price_per_accelerator_hour: float = Field(gt=0, description="currency units per accelerator hour")
     primary: tuple[PrimaryMetric, ...] = Field(min_length=1)
     guards: tuple[GuardMetric, ...] = Field(min_length=1)

@@ -53,9 +53,7 @@ def spread_pct(values: Sequence[float]) -> float | None:
     return (max(values) - min(values)) / abs(middle) * 100
 
 
-def change(
-    baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0
-) -> tuple[float | None, float | None]:
+def change(baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0) -> tuple[float | None, float | None]:
     """How far the candidate lies from the baseline: (per cent, absolute in the reading's unit).
 
     Both are None when either side is unknown. Where the baseline is at or below `absolute_floor` there is no
@@ -67,9 +65,7 @@ def change(
     if baseline.value is None or candidate.value is None:
         return None, None
     if baseline.unit and candidate.unit and baseline.unit != candidate.unit:
-        raise BadInput(
-            f"a baseline in {baseline.unit} cannot be compared with a candidate in {candidate.unit}"
-        )
+        raise BadInput(f"a baseline in {baseline.unit} cannot be compared with a candidate in {candidate.unit}")
     absolute = candidate.value - baseline.value
     floor = max(absolute_floor, NEAR_ZERO)
     if abs(baseline.value) <= floor:
@@ -187,11 +183,7 @@ def _arrays(repeats: Repeats) -> list[_Side]:
 
 
 def _statistic(blocks: _Side, picks: NDArray[np.int64], statistic: Statistic) -> float:
-    values = (
-        blocks[picks].ravel()
-        if isinstance(blocks, np.ndarray)
-        else np.concatenate([blocks[i] for i in picks])
-    )
+    values = blocks[picks].ravel() if isinstance(blocks, np.ndarray) else np.concatenate([blocks[i] for i in picks])
     if statistic == "rate":
         return float(values.sum()) / len(picks)
     if len(values) == 0:

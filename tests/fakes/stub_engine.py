@@ -68,8 +68,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, {"error": {"message": f"The model `{body.get('model')}` does not exist."}})
         Handler.served += 1
         if MODE.startswith("oom_after=") and Handler.served > int(MODE.split("=")[1]):
-            leave("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-                  "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", 1)
+            leave(
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+                1,
+            )
         return self.answer(200, {"choices": [{"text": "4"}], "model": body["model"]})
 
 
@@ -78,11 +81,17 @@ def main() -> None:
         time.sleep(0.2)
         leave("usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --swap-space 8", 2)
     if MODE == "cache_blocks":
-        leave("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
-              "RuntimeError: Engine core initialization failed. See root cause above.", 1)
+        leave(
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            1,
+        )
     if MODE == "validation":
-        leave("pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n"
-              "  Value error, max_num_batched_tokens (2048) is smaller than max_model_len (8192).", 1)
+        leave(
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n"
+            "  Value error, max_num_batched_tokens (2048) is smaller than max_model_len (8192).",
+            1,
+        )
     if MODE == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if MODE == "address":
@@ -90,8 +99,15 @@ def main() -> None:
     if MODE == "slow":
         time.sleep(600)
     if MODE == "stubborn_child":
-        subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-                                                "print('child', flush=True); time.sleep(600)"], start_new_session=True)
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                "print('child', flush=True); time.sleep(600)",
+            ],
+            start_new_session=True,
+        )
     server = ThreadingHTTPServer(("127.0.0.1", int(argument("port"))), Handler)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     server.serve_forever()

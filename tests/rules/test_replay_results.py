@@ -11,9 +11,7 @@ from infra.replay.stream import CompletionStream
 
 
 def table(*rows: dict[str, object]) -> pl.DataFrame:
-    return pl.DataFrame(
-        [{"status": "ok", "tokens_estimated": False, **row} for row in rows], schema=REQUEST_COLUMNS
-    )
+    return pl.DataFrame([{"status": "ok", "tokens_estimated": False, **row} for row in rows], schema=REQUEST_COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +52,7 @@ def test_V11_saturated_output_counts_between_the_last_slot_filled_and_the_last_r
     found = saturated_output(table(*rows), 2)
     assert found is not None
     assert (found.start_s, found.end_s) == (1.0, 4.0)
-    assert found.output_tokens == pytest.approx(
-        33.0
-    )  # requests 1, 2 and 3; request 4 answers after the window
+    assert found.output_tokens == pytest.approx(33.0)  # requests 1, 2 and 3; request 4 answers after the window
     assert found.output_tokens_per_s == pytest.approx(11.0)
 
 
@@ -124,15 +120,11 @@ def test_LG2_only_a_token_a_finish_and_DONE_together_are_ok(events, status):
 
 
 def test_LG3_an_empty_usage_chunk_without_choices_is_usage():
-    stream = fed(
-        TOKEN, FINISH, b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n', DONE
-    )
+    stream = fed(TOKEN, FINISH, b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n', DONE)
     assert (stream.prompt_tokens, stream.completion_tokens) == (3, 7)
 
 
 def test_an_empty_delta_is_no_token_when_the_count_leaves_no_room_for_it():
     empty = b'data: {"choices":[{"delta":{"content":""}}]}\n\n'
-    stream = fed(
-        TOKEN, empty, empty, FINISH, b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n', DONE
-    )
+    stream = fed(TOKEN, empty, empty, FINISH, b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n', DONE)
     assert stream.chunk_times_s == [0.0]

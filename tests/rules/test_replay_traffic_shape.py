@@ -52,9 +52,7 @@ def test_V1_the_mix_is_62_31_7_to_the_nearest_request():
 
 
 def test_the_length_law_has_the_mix_at_the_production_bounds_too():
-    law = SHAPE.model_copy(
-        update={"short_below_tokens": 512, "medium_below_tokens": 4096}
-    ).prompt_length_law()
+    law = SHAPE.model_copy(update={"short_below_tokens": 512, "medium_below_tokens": 4096}).prompt_length_law()
     assert law.cdf(math.log(512)) == pytest.approx(0.62)
     assert law.cdf(math.log(4096)) == pytest.approx(0.93)
 

@@ -67,12 +67,8 @@ def ids(sample) -> list[str]:
 
 
 def test_SA1_quotas_say_wanted_had_taken_and_never_top_up_from_another_stratum():
-    rows = [row(f"s{i}", float(i)) for i in range(100)] + [
-        row(f"l{i}", 200.0 + i, prompt=9000) for i in range(4)
-    ]
-    sample, manifest = draw_sample(
-        [obj("o", *rows)], seed=1, n=30, quotas={"short": 10, "medium": 10, "long": 10}
-    )
+    rows = [row(f"s{i}", float(i)) for i in range(100)] + [row(f"l{i}", 200.0 + i, prompt=9000) for i in range(4)]
+    sample, manifest = draw_sample([obj("o", *rows)], seed=1, n=30, quotas={"short": 10, "medium": 10, "long": 10})
     assert [(s.name, s.wanted, s.had, s.taken) for s in manifest.strata] == [
         ("short", 10, 100, 10),
         ("medium", 10, 0, 0),
@@ -155,16 +151,13 @@ def test_share_takes_the_conversations_of_its_hash_interval():
 def test_SA1_an_empty_prefix_and_an_empty_window_are_named():
     with pytest.raises(EmptyPool, match=r"traffic/m/2026/01/01 has no objects"):
         draw_sample([], seed=1, n=3, source="traffic/m/2026/01/01")
-    with pytest.raises(
-        EmptyPool, match=r"the given objects in the window 900 to 1000 s has 3 requests, none inside"
-    ):
+    with pytest.raises(EmptyPool, match=r"the given objects in the window 900 to 1000 s has 3 requests, none inside"):
         draw_sample([obj("o", *conversations(1))], seed=1, n=3, window=(900, 1000))
 
 
 def test_SA2_missing_ids_are_kept_and_counted_and_long_ids_stay_text():
     rows = [
-        row(key, float(i))
-        for i, key in enumerate([None, "None", "", "1344800117571260417", "1344800117571260418"])
+        row(key, float(i)) for i, key in enumerate([None, "None", "", "1344800117571260417", "1344800117571260418"])
     ]
     sample, manifest = draw_sample([obj("o", *rows)], seed=1, share=1.0)
     assert len(sample.entries) == 5
@@ -220,8 +213,7 @@ def test_what_cannot_be_replayed_is_left_out_and_counted_by_reason():
 def test_V1_the_manifest_compares_mix_prefix_reuse_and_burstiness_with_the_pool():
     shared = [{"role": "system", "content": "s" * 90}]
     rows = [
-        row(f"r{i}", float(i)) | {"messages": [*shared, {"role": "user", "content": f"{i:010d}"}]}
-        for i in range(100)
+        row(f"r{i}", float(i)) | {"messages": [*shared, {"role": "user", "content": f"{i:010d}"}]} for i in range(100)
     ]
     _, manifest = draw_sample([obj("o", *rows)], seed=1, share=1.0)
     # each prompt: 97 characters of system, 15 of user ("user", a separator, ten digits); system seen 99 times
@@ -276,8 +268,7 @@ def test_repeated_ids_in_a_sample_file_are_refused(tmp_path):
 
 def test_columns_that_are_not_used_are_named(tmp_path):
     (tmp_path / "s.jsonl").write_text(
-        '{"request_id":"z","arrival_s":0,"prompt_tokens":5,"output_tokens":5,'
-        '"hash_ids":["x","7"],"colour":"red"}'
+        '{"request_id":"z","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"hash_ids":["x","7"],"colour":"red"}'
     )
     sample = load_sample(tmp_path / "s.jsonl", strata_from_bounds(2, 6))
     assert sample.ignored_columns == ("colour",)

@@ -13,9 +13,7 @@ import zstandard
 from infra.sampling import TooManyBadLines, draw_sample, objects_from_dir, objects_from_s3
 
 TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
-needs_traces = pytest.mark.skipif(
-    not TRACES.is_dir(), reason="no public traces: set RATCHET_TRACES to their folder"
-)
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="no public traces: set RATCHET_TRACES to their folder")
 
 
 def line(number: int) -> bytes:
@@ -95,9 +93,7 @@ def test_objects_come_from_a_listing_and_a_getter_alike(tmp_path):
     (tmp_path / "03" / "part-1").write_bytes(data)
     (tmp_path / ".hidden").write_bytes(b"not a log")
     store = {"traffic/03/part-1": data}
-    listed = list(
-        objects_from_s3(lambda p: [k for k in store if k.startswith(p)], store.__getitem__, "traffic/")
-    )
+    listed = list(objects_from_s3(lambda p: [k for k in store if k.startswith(p)], store.__getitem__, "traffic/"))
     assert [data for _, data in objects_from_dir(tmp_path)] == [data for _, data in listed]
 
 

@@ -25,9 +25,7 @@ from tests.fakes.stub_llm import StubLLM, StubTiming, prompt_text
 STRATA = strata_from_bounds(10, 100)
 
 
-def entry(
-    number: int, text: str = "", *, arrival_s: float = 0.0, prompt: int = 5, output: int = 4
-) -> SampleEntry:
+def entry(number: int, text: str = "", *, arrival_s: float = 0.0, prompt: int = 5, output: int = 4) -> SampleEntry:
     return SampleEntry(
         request_id=f"r{number}",
         arrival_s=arrival_s,
@@ -132,14 +130,10 @@ def test_LG1_latency_counts_from_the_plan_when_the_client_falls_behind():
     assert summary.invalid_reasons[0].startswith("client-bound")
 
 
-@pytest.mark.parametrize(
-    "options", [ReplayOptions(mode="open"), ReplayOptions(mode="closed", concurrency=150)]
-)
+@pytest.mark.parametrize("options", [ReplayOptions(mode="open"), ReplayOptions(mode="closed", concurrency=150)])
 def test_LG1_150_streams_are_150_streams(options):
     with StubLLM(StubTiming(first_token_s=1.0)) as slow:
-        result = run_replay(
-            sample_of(*(entry(i, output=1) for i in range(150))), slow.base_url, "stub", None, options
-        )
+        result = run_replay(sample_of(*(entry(i, output=1) for i in range(150))), slow.base_url, "stub", None, options)
         assert slow.max_concurrent == 150
     assert result.summary.max_in_flight == 150
 
@@ -289,9 +283,7 @@ def test_V11_the_saturated_window_leaves_out_filling_and_draining():
 
 def test_recorded_arrivals_are_kept_and_scaled(stub):
     sample = sample_of(*(entry(i, arrival_s=100 + i * 0.1) for i in range(3)))
-    planned = run_replay(sample, stub.base_url, "stub", None, ReplayOptions(time_scale=0.5)).requests[
-        "planned_s"
-    ]
+    planned = run_replay(sample, stub.base_url, "stub", None, ReplayOptions(time_scale=0.5)).requests["planned_s"]
     assert planned.to_list() == pytest.approx([0.0, 0.05, 0.1])
 
 

@@ -33,9 +33,7 @@ def stub():
 
 
 def options(stub: StubLLM, **more) -> TrafficOptions:
-    return TrafficOptions(
-        base_url=stub.base_url, model="stub", shape=SHAPE, window_s=2.0, seed=3, phase=1, **more
-    )
+    return TrafficOptions(base_url=stub.base_url, model="stub", shape=SHAPE, window_s=2.0, seed=3, phase=1, **more)
 
 
 def record(number: int, t_epoch_s: float) -> GatewayRecord:

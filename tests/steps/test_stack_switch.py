@@ -213,9 +213,7 @@ async def test_weight_and_addresses_survive_a_kill_of_envoy(stack, arms, switch)
     await put(switch, 1)
     before = stack_status(stack.state_dir).part("envoy")
     os.kill(before.pid, signal.SIGKILL)
-    while (now := await asyncio.to_thread(stack_status, stack.state_dir)).part(
-        "envoy"
-    ).pid == before.pid or not now.ok:
+    while (now := await asyncio.to_thread(stack_status, stack.state_dir)).part("envoy").pid == before.pid or not now.ok:
         await asyncio.sleep(0.05)
     assert switch.weight() == 1
     assert switch.endpoints("canary") == [("127.0.0.1", arms.ports["canary"])]

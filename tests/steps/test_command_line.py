@@ -1,0 +1,167 @@
+"""Bad input at the command line: one clear message that names the thing, exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def ratchet(*arguments: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RATCHET_", "PREFECT_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "deployments.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**environment, "PYTHONPATH": str(ROOT), **extra},
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git checkout that holds committed criteria."""
+    (tmp_path / "criteria.md").write_text((ROOT / "docs" / "perf-baseline.md").read_text())
+    for command in (
+        ["init", "-q"],
+        ["add", "criteria.md"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "criteria"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def readings(path: Path, **values: tuple[float, str]) -> str:
+    path.write_text(json.dumps({k: {"value": v, "unit": u, "samples": 1000} for k, (v, u) in values.items()}))
+    return str(path)
+
+
+BASE = {
+    "throughput_per_gpu": (1840.0, "tok/s"),
+    "p99_latency": (2410.0, "ms"),
+    "ttft_p99": (900.0, "ms"),
+    "tpot_p99": (60.0, "ms"),
+    "error_rate": (0.02, "%"),
+    "coverage": (100.0, "%"),
+    "oom_count": (0.0, "count"),
+    "peak_memory": (70e9, "bytes"),
+    "cost_per_million_tokens": (0.30, "per million tokens"),
+}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "changed"),
+    [
+        ("PASS", 0, {"throughput_per_gpu": (2300.0, "tok/s"), "cost_per_million_tokens": (0.23, "per million tokens")}),
+        # C2's own example: +22 % throughput bought with +340 % P99
+        ("FAIL", 1, {"throughput_per_gpu": (2244.8, "tok/s"), "p99_latency": (10604.0, "ms")}),
+        ("FAIL", 1, {"throughput_per_gpu": (2300.0, "tok/s"), "coverage": (93.0, "%")}),
+    ],
+)
+def test_C2_verdict_of_the_command_line(
+    repository: Path, outcome: str, code: int, changed: dict[str, tuple[float, str]]
+) -> None:
+    b = readings(repository / "b.json", **BASE)
+    c = readings(repository / "c.json", **{**BASE, **changed})
+    done = ratchet("verdict", "--criteria", str(repository / "criteria.md"), "--baseline", b, "--candidate", c)
+    assert done.stdout.splitlines()[0].startswith(outcome), done.stdout + done.stderr
+    assert done.returncode == code
+
+
+def test_C3_criteria_that_are_edited_in_the_working_tree_cannot_pass(repository: Path) -> None:
+    file = repository / "criteria.md"
+    file.write_text(file.read_text().replace("target_pct: 15", "target_pct: 1"))
+    b = readings(repository / "b.json", **BASE)
+    c = readings(repository / "c.json", **{**BASE, "throughput_per_gpu": (2300.0, "tok/s")})
+    done = ratchet("verdict", "--criteria", str(file), "--baseline", b, "--candidate", c)
+    assert done.returncode == 3
+    assert "unpinned" in done.stdout
+
+
+def test_C4_a_claim_that_differs_from_the_recomputed_change_fails(repository: Path) -> None:
+    b = readings(repository / "b.json", **BASE)
+    better = {"throughput_per_gpu": (2300.0, "tok/s"), "cost_per_million_tokens": (0.23, "per million tokens")}
+    c = readings(repository / "c.json", **{**BASE, **better})
+    claim = repository / "claim.json"
+    for change_pct, code in ((25.0, 0), (31.0, 1)):
+        claim.write_text(
+            json.dumps({"primary": "throughput_per_gpu", "change_pct": change_pct, "guards": {"p99_latency": 0}})
+        )
+        done = ratchet(
+            "verdict",
+            "--criteria",
+            str(repository / "criteria.md"),
+            "--baseline",
+            b,
+            "--candidate",
+            c,
+            "--claim",
+            str(claim),
+        )
+        assert done.returncode == code, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("named", "arguments"),
+    [
+        ("does not exist", ("campaign", "run", "--params", "nowhere.yaml")),
+        ("neither s3", ("sample", "--from", "nowhere", "--to", "x.parquet", "--n", "3")),
+        (
+            "does not end in /v1",
+            ("replay", "--sample", "x", "--base-url", "http://127.0.0.1:1", "--model", "m", "--out", "o"),
+        ),
+        ("does not exist", ("verdict", "--criteria", "nowhere.md", "--baseline", "b", "--candidate", "c")),
+        ("ratchet stack up", ("ledger", "list")),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
+    tmp_path: Path, named: str, arguments: tuple[str, ...]
+) -> None:
+    done = ratchet(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("cammpaign: is not a known key", "cammpaign: x"),
+        ("neither JSON nor YAML", "a: [1"),
+        ("window", "window: {start_s: 5}"),
+    ],
+)
+def test_parameters_say_which_key_is_wrong(tmp_path: Path, named: str, text: str) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(text)
+    done = ratchet("campaign", "run", "--params", str(file), cwd=tmp_path)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_help_texts_hold_an_example() -> None:
+    for command in (
+        ["campaign", "run"],
+        ["sample"],
+        ["replay"],
+        ["verdict"],
+        ["approve"],
+        ["rollout"],
+        ["rollback"],
+        ["report"],
+        ["demo"],
+        ["knobs", "check"],
+        ["stack", "up"],
+    ):
+        done = ratchet(*command, "--help")
+        assert done.returncode == 0
+        assert "Example: ratchet" in done.stdout.replace("\n", " "), command
