@@ -144,7 +144,7 @@ def approve(
     Example: ratchet approve campaigns/nightly-1/plan.json --by "Ada"
     """
     use_embedded_stack("sandbox")
-    from deployments.approval import decide, describe, load_plan
+    from tasks.canary.approval import decide, describe, load_plan, same_configuration
 
     found = load_plan(plan)
     out.print(describe(found))
@@ -155,8 +155,7 @@ def approve(
             "Type the first 8 characters of the configuration hash to " + ("reject" if reject else "approve")
         )
     )
-    if typed.strip() != found.config_hash[:8]:
-        raise BadInput(f"{typed!r} is not {found.config_hash[:8]!r}", remedy="Nothing was decided")
+    same_configuration(found, typed)
     name = by or os.environ.get("USER", "")
     decision = decide(found, "reject" if reject else "approve", name)
     out.print(f"{decision.decision} by {decision.by}, for exactly plan {decision.plan_hash[:12]}")

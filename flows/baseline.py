@@ -24,15 +24,15 @@ def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str)
     if stored is not None:
         return stored
     draft = steps.read_production(params, criteria, criteria_hash)
+    gate = steps.check_baseline(draft, criteria)
+    publish.gate(params.campaign, gate)
+    stop_on(gate)
     samples = steps.draw_samples(params, criteria)
     gate = steps.check_sample(samples, criteria)
     publish.gate(params.campaign, gate)
     stop_on(gate)
     floors = sandbox_steps.measure_noise_floors(params, criteria, samples)
     report = steps.with_noise_floors(draft, samples, floors)
-    gate = steps.check_baseline(report, criteria)
-    publish.gate(params.campaign, gate)
-    stop_on(gate)
     steps.store_baseline(report)
     publish.baseline(report)
     return report

@@ -14,6 +14,7 @@ from flows.hypothesis import run_hypothesis
 from flows.sandbox import run_sandbox
 from tasks.campaign import steps
 from tasks.canary.records import RolloutPlan
+from tasks.sandbox import steps as sandbox_steps
 from tasks.sandbox.records import SandboxVerdict
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Outcome, Record
@@ -45,7 +46,7 @@ def run_campaign(params: CampaignParams) -> LoopState:
     """
     started_s = time.monotonic()
     state = LoopState(campaign=params.campaign)
-    with steps.campaign_lease(params.target, params.campaign):
+    with steps.campaign_lease(params.target, params.campaign), sandbox_steps.closed_at_the_end():
         pin = steps.pin_criteria(params.campaign, params.criteria_path)
         answers = steps.answer_preconditions(params, pin)
         steps.stop_unless_ready(answers)

@@ -22,7 +22,6 @@ from infra.traffic.generator import TrafficOptions, start_traffic_process
 from infra.traffic.shape import TrafficShape
 from tasks.shared.records import Target, Window
 
-TARGET = Target(model="SmolLM2-135M-Instruct", pool="demo")
 SERVED_MODEL = "SmolLM2-135M-Instruct"
 
 # Lengths are scaled to a 135M model on one CPU core; the mix, the spread and the burstiness are not.
@@ -62,9 +61,9 @@ def old_configuration() -> ServingConfig:
             "max_num_batched_tokens": 1024,
             "enable_prefix_caching": False,
             "enable_prompt_tokens_details": True,
+            "kv_cache_memory_bytes": 268435456,
         },
         env={
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -72,13 +71,18 @@ def old_configuration() -> ServingConfig:
     )
 
 
+def demo_target(campaign: str) -> Target:
+    """A target of its own for each demo: its ledger is empty, so that no idea is refused from memory."""
+    return Target(model=SERVED_MODEL, pool=campaign)
+
+
 class Users:
     """Traffic through Envoy, and its log in S3."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, target: Target) -> None:
         self._state = state
         self._spool = state / "spool"
-        self._prefix = traffic_prefix(TARGET.key)
+        self._prefix = traffic_prefix(target.key)
 
     @property
     def prefix(self) -> str:

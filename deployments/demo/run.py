@@ -16,9 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deployments.approval import decide, load_plan
 from deployments.demo.children import end_leftovers, marked_environment, run_side
-from deployments.demo.production import PHASES, SERVED_MODEL, TARGET, Users, old_configuration, recorded_part
+from deployments.demo.production import PHASES, SERVED_MODEL, Users, old_configuration, recorded_part
 from deployments.demo.progress import Progress
 from deployments.environment import embedded_settings
 from deployments.ledger import all_entries
@@ -32,6 +31,7 @@ from infra.settings.production import ProductionSettings
 from infra.stack.control import open_stack_store, stack_down, stack_up
 from infra.traffic.fleet import LocalFleet, retire_everything
 from infra.traffic.switch import EnvoySwitch
+from tasks.canary.approval import decide, load_plan
 from tasks.canary.records import RolloutState
 from tasks.shared.criteria import parse_criteria
 from tasks.shared.ledger import rejected_markdown
@@ -54,6 +54,8 @@ def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path |
     for line in criteria.gives_up:
         out.print(f"  - {line}", highlight=False)
     progress = Progress(out)
+    # Stable and the sandbox's engines have core 1 for themselves; whatever is started from here shares core 0.
+    os.sched_setaffinity(0, {0})
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -86,6 +88,7 @@ class _Demo:
     def __init__(self, state: Path, out: Console, progress: Progress, seed: int, campaign: str) -> None:
         self.state, self.out, self.progress, self.seed, self.campaign = state, out, progress, seed, campaign
         self.say = progress.say
+        self.target = demo_target(campaign)
         self.logs = state / "logs" / campaign
 
     def run(self, json_file: Path | None, report: Path) -> int:
@@ -106,7 +109,7 @@ class _Demo:
                 if k in ("max_num_seqs", "enable_prefix_caching", "max_model_len", "block_size")
             )
         )
-        users = Users(self.state)
+        users = Users(self.state, self.target)
         self.progress.part("drill of the switch")
         switch_ms = self._drill_switch(fleet, switch, users)
         self.progress.part("traffic before")
@@ -117,7 +120,7 @@ class _Demo:
         self.progress.part("campaign")
         params = CampaignParams(
             campaign=self.campaign,
-            target=TARGET,
+            target=self.target,
             criteria_path=str(CRITERIA),
             config=config,
             window=before,
@@ -168,7 +171,7 @@ class _Demo:
         )
         self.progress.part("canary")
         guardian = subprocess.Popen(
-            [sys.executable, "-m", "infra.traffic.guardian", "--state", str(self.state), "--target", TARGET.key],
+            [sys.executable, "-m", "infra.traffic.guardian", "--state", str(self.state), "--target", self.target.key],
             env=marked_environment(self.state, "production"),
             stdin=subprocess.DEVNULL,
             stdout=(self.logs / "guardian.log").open("ab"),
@@ -195,7 +198,7 @@ class _Demo:
                     timeout_s=ROLLOUT_TIMEOUT_S,
                     accept=(0, 1, 3),
                 )
-            folder = f"rollouts/{TARGET.key}/{plan.plan_id}/state.json"
+            folder = f"rollouts/{self.target.key}/{plan.plan_id}/state.json"
             state = open_stack_store(self.state).get_record(folder, RolloutState)
             if state.phase.value == "verifying":
                 self.progress.part("traffic after")

@@ -14,8 +14,8 @@ class ProductionSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RATCHET_PRODUCTION_", extra="forbid", frozen=True)
 
     state_dir: Path = Field(description="state folder of the stack whose switch and replicas are production's")
-    stable_cores: tuple[int, ...] = (0,)
-    canary_cores: tuple[int, ...] = (1,)
+    stable_cores: tuple[int, ...] = (1,)
+    canary_cores: tuple[int, ...] = (0,)
     port_from: int = Field(default=18100, description="first port tried for a production replica")
     ready_timeout_s: float = 240
     accelerator: str = Field(default="cpu", description="accelerator model of a production replica")

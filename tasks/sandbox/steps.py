@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect import task
 from prefect.logging import get_run_logger
 
-from infra.bench.engines import Bench, EngineFailed, open_bench
+from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
 from infra.bench.measure import MeasuredRun, WorkloadPlan, measure_pair
 from infra.connect import open_store
 from infra.replay.code_hash import replay_code_hash
@@ -97,6 +98,15 @@ def _keep(
         max_steal_pct=MAX_STEAL_PCT,
         peak_memory_bytes=side_memory,
     )
+
+
+@contextmanager
+def closed_at_the_end() -> Iterator[None]:
+    """Engines outlive a trial, so that the baseline is not started for each; none outlives the campaign."""
+    try:
+        yield
+    finally:
+        close_bench()
 
 
 @task(name="A/A: the sandbox's noise floor", retries=1, retry_delay_seconds=5)

@@ -37,6 +37,16 @@ def describe(plan: RolloutPlan) -> str:
     )
 
 
+def same_configuration(plan: RolloutPlan, typed: str) -> None:
+    """Proof that the plan was read.
+
+    Raises:
+        BadInput: the first 8 characters of the configuration hash were not typed.
+    """
+    if typed.strip() != plan.config_hash[:8]:
+        raise BadInput(f"{typed!r} is not {plan.config_hash[:8]!r}", remedy="Nothing was decided")
+
+
 def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
     """Write the decision; it can be written once.
 
