@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.demo.children import end_leftovers, marked_environment, run_side
-from deployments.demo.production import PHASES, SERVED_MODEL, Users, old_configuration, recorded_part
+from deployments.demo.production import PHASES, SERVED_MODEL, Users, demo_target, old_configuration, recorded_part
 from deployments.demo.progress import Progress
 from deployments.environment import embedded_settings
 from deployments.ledger import all_entries
