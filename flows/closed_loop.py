@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from prefect import flow
 from pydantic import Field
@@ -46,10 +47,12 @@ def run_campaign(params: CampaignParams) -> LoopState:
     """
     started_s = time.monotonic()
     state = LoopState(campaign=params.campaign)
-    with steps.campaign_lease(params.target, params.campaign), sandbox_steps.closed_at_the_end():
+    with ExitStack() as held:
+        held.enter_context(steps.campaign_lease(params.target, params.campaign))
         pin = steps.pin_criteria(params.campaign, params.criteria_path)
         answers = steps.answer_preconditions(params, pin)
         steps.stop_unless_ready(answers)
+        held.enter_context(sandbox_steps.sandbox_of(params.config))
         for number in range(1, params.rounds + 1):
             this = params if number == 1 else params.model_copy(update={"campaign": f"{params.campaign}-r{number}"})
             seconds = dict(state.stage_seconds)

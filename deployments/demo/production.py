@@ -32,14 +32,15 @@ SHAPE = TrafficShape(
     medium_below_tokens=216,
     longest_prompt_tokens=350,
     shortest_turn_tokens=8,
-    output_tokens=(6, 12),
-    recorded_rate_per_s=0.75,
-    peak_rate_per_s=3.0,
+    output_median_tokens=13.0,
+    output_tokens=(10, 18),
+    recorded_rate_per_s=0.7,
+    peak_rate_per_s=3.5,
     peak_share=0.15,
     drain_share=0.3,
     wave_period_s=12.0,
 )
-WINDOW_S = 36.0
+WINDOW_S = 31.0
 ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.0, "peak_share": 0.0, "drain_share": 0.0})
 PHASES = (1, 2)
 """Two different stretches of traffic; the first gives the search's sample, the second the held-out one."""

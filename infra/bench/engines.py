@@ -68,6 +68,10 @@ class Bench:
         self.context_tokens = 0
         sweep_orphans(self._owner)
 
+    def prepare(self, config: ServingConfig) -> None:
+        """Begin to import the engine, so that the first start does not wait for it. Returns at once."""
+        self._fork_server(config)
+
     def baseline_and_twin(self, config: ServingConfig) -> tuple[Served, Served]:
         """The baseline and a second engine of the same configuration, for an A/A run."""
         sides = self.pair(config, config)

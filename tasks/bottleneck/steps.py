@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from prefect import task
+import secrets
+from typing import get_args
 
-from infra.connect import metrics_settings, open_store
+from prefect import task
+from pydantic import ValidationError
+
+from infra.agent.analyst import CandidateAnswer, MessagesAnalyst, Question
+from infra.agent.client import MessagesClient
+from infra.connect import agent_settings, metrics_settings, open_store
 from infra.metrics.reader import MetricsReader, Selector
 from infra.metrics.window import MetricsWindow
 from infra.quality.runner import run_gate
 from infra.quality.suite import GateResult
 from tasks.baseline.records import BaselineReport
 from tasks.bottleneck import evidence as ids
+from tasks.bottleneck.checks import check_candidate
 from tasks.bottleneck.gates import evidence_rows, evidence_suite
-from tasks.bottleneck.records import BottleneckReport, EvidencePack
+from tasks.bottleneck.records import BottleneckCandidate, BottleneckReport, EvidencePack
 from tasks.bottleneck.rules import bottleneck_report
 from tasks.shared.records import Reading
 
@@ -86,8 +93,54 @@ def check_evidence(evidence: EvidencePack) -> GateResult:
 
 @task(name="rank bottlenecks")
 def locate(evidence: EvidencePack) -> BottleneckReport:
-    """Candidates by rules; with an endpoint configured, an analyst's as well, checked against the same evidence."""
-    return bottleneck_report(evidence)
+    """Candidates by rules; with an endpoint configured, an analyst's as well, checked against the same evidence.
+
+    Whatever becomes of the analyst, the rules' report stands.
+    """
+    settings = agent_settings()
+    if not settings.base_url:
+        return bottleneck_report(evidence)
+    client = MessagesClient(
+        settings.base_url,
+        settings.model,
+        settings.api_key.get_secret_value(),
+        max_tokens_total=settings.max_tokens_total,
+    )
+    findings = MessagesAnalyst(client).candidates(
+        question(evidence), lambda answer: refusal(answer, evidence), secrets.token_hex(8)
+    )
+    named = [candidate for answer in findings.candidates if (candidate := as_candidate(answer)) is not None]
+    report = bottleneck_report(evidence, named)
+    notes = (*findings.refused, *((f"analyst: {findings.note}",) if findings.note else ()))
+    return report.model_copy(update={"refused": (*report.refused, *notes)})
+
+
+def question(evidence: EvidencePack) -> Question:
+    """What the analyst is asked: the readings that are known, and those that are not with their cause."""
+    names = ", ".join(get_args(BottleneckCandidate.model_fields["name"].annotation))
+    return Question(
+        system="One vLLM engine; its settings and readings are below.",
+        knobs=(),
+        history=(),
+        task=f"Name at most five suspected bottlenecks among: {names}. Fewer is fine, none is an answer.",
+        evidence=tuple(f"{i.id}: {i.reading.text()} ({i.meaning})" for i in evidence.items),
+    )
+
+
+def as_candidate(answer: CandidateAnswer) -> BottleneckCandidate | None:
+    """The answer as a candidate; None when it names no bottleneck that is known here."""
+    try:
+        return BottleneckCandidate.model_validate({**answer.model_dump(), "by": "analyst"})
+    except ValidationError:
+        return None
+
+
+def refusal(answer: CandidateAnswer, evidence: EvidencePack) -> str | None:
+    """Why the analyst's answer is refused; None when it may stand."""
+    candidate = as_candidate(answer)
+    if candidate is None:
+        return f"{answer.name} is no bottleneck that is known here"
+    return check_candidate(candidate, evidence)
 
 
 def store_report(report: BottleneckReport) -> None:

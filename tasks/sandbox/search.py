@@ -15,9 +15,6 @@ from tasks.shared.statistics import ArrivalBlocks, Blocks, arrival_blocks
 BLOCK_S = 2.0
 """Length of an arrival block: several times the service time of a short request."""
 
-CLEARLY_WORSE = 2.0
-"""A first pair that is worse by so many A/A floors ends the trial: a second one could not make it a gain."""
-
 
 def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialResult, ...]]:
     """All effective members together, then the same with each member left out (spec C2, V7), at most `most`.
@@ -50,8 +47,9 @@ def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
     """Whether a further repeat could not make this trial adoptable.
 
     True when the candidate refuses requests that the baseline served: the same requests would be refused again
-    (case OB2). True when its throughput is worse by more than twice the A/A floor. Never true for a trial that
-    looks good: a win is always measured with every repeat, so early endings cannot favour it.
+    (case OB2). True when its throughput is no better at all: to beat the A/A floor in the mean, the repeats that are
+    left would have to swing by more than twice what noise alone was seen to do. Never true for a trial that looks
+    good: a win is always measured with every repeat, so early endings can lose a gain and cannot adopt one.
     """
     refused = {
         side: {
@@ -72,7 +70,7 @@ def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
         return False
     baseline = sum(rates["baseline"]) / len(rates["baseline"])
     candidate = sum(rates["candidate"]) / len(rates["candidate"])
-    return baseline > 0 and (candidate / baseline - 1) * 100 < -CLEARLY_WORSE * max(floor_pct, 1.0)
+    return baseline > 0 and candidate <= baseline
 
 
 def _latency_blocks(run: MeasuredRun) -> Blocks:

@@ -14,6 +14,7 @@ from prefect.logging import get_run_logger
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
 from infra.bench.measure import MeasuredRun, WorkloadPlan, measure_pair
 from infra.connect import open_store
+from infra.engine.config import ServingConfig
 from infra.replay.code_hash import replay_code_hash
 from infra.replay.records import ReplayLimits, ReplayOptions
 from infra.settings.sandbox import SandboxSettings
@@ -101,9 +102,11 @@ def _keep(
 
 
 @contextmanager
-def closed_at_the_end() -> Iterator[None]:
+def sandbox_of(config: ServingConfig) -> Iterator[None]:
     """Engines outlive a trial, so that the baseline is not started for each; none outlives the campaign."""
     try:
+        with open_bench(SandboxSettings()) as bench:
+            bench.prepare(config)
         yield
     finally:
         close_bench()
