@@ -46,10 +46,11 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
 def refused_by_guard(story: Story) -> list[dict[str, Any]]:
     """Single changes that looked tempting (survivors faster) and broke a guard."""
     found = []
+    guards = {g.name for g in story.pin.criteria.guards}
     for trial in story.trials:
         if trial.kind != "single" or trial.judgement.outcome is not Outcome.FAIL:
             continue
-        broken = [r.text for r in trial.judgement.reasons if r.outcome is Outcome.FAIL]
+        broken = [r.text for r in trial.judgement.reasons if r.outcome is Outcome.FAIL and r.rule in guards]
         tempting = [
             f"{c.metric} {c.change_pct:+.1f} %"
             for c in trial.comparisons

@@ -67,7 +67,7 @@ def questions(seed: int, context_tokens: int) -> tuple[Question, ...]:
 def compare_outputs(bench: Bench, sides: Sides, seed: int) -> CorrectnessReport:
     """Both engines asked the same; the baseline twice, with other batches the second time."""
     asked = questions(seed, bench.context_tokens)
-    first = ask(sides.baseline, asked, concurrency=1)
+    first = ask(sides.baseline, asked, concurrency=2)
     again: tuple[Answer, ...] = ask(sides.baseline, [q for q in asked if not q.odd and not q.needle], concurrency=4)
-    candidate = ask(sides.candidate, asked, concurrency=1)
+    candidate = ask(sides.candidate, asked, concurrency=2)
     return judge_outputs(asked, first, again, candidate)

@@ -265,7 +265,7 @@ def _measure(
                 memory = bench.peak_memory(run.side)
                 readings.append(_keep(store, settings, bench, run, memory))
             bench.still_alive()
-            if check_outputs:
+            if check_outputs and (held_out or not decided_early(runs, floor)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
         except EngineFailed as failure:

@@ -50,7 +50,8 @@ def rejected_markdown(entries: Iterable[LedgerEntry]) -> str:
     lines = [
         "# Rejected hypotheses",
         "",
-        "Written by `ratchet ledger export --to docs/rejected-hypotheses.md`; do not edit. Each line is a measured rejection.",
+        "Written by `ratchet ledger export --to docs/rejected-hypotheses.md`; do not edit. "
+        "Each line is a measured rejection.",
         "",
         "| knob | value | class | throughput | why | engine | workload | campaign | date |",
         "|---|---|---|---|---|---|---|---|---|",
