@@ -9,7 +9,7 @@ find_python() {
   local candidate
   for candidate in "${RATCHET_PYTHON:-}" python3.13 python3.12 python3.11 python3; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then echo "$candidate"; return; fi
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$candidate"; return; fi
   done
   echo "Python 3.11 or newer is needed and was not found. Install it (Debian: apt-get install python3 python3-venv) or set RATCHET_PYTHON." >&2
   exit 2
@@ -21,11 +21,11 @@ main_environment() {
   have=$(cat .venv/.ratchet-complete 2>/dev/null || true)
   [ "$want" = "$have" ] && return
   python=$(find_python)
-  echo "setup: main environment (.venv) with $($python --version)"
+  echo "setup: main environment (.venv) with $("$python" --version)"
   if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
   fi
-  [ -x .venv/bin/pip ] || .venv/bin/python -m ensurepip -q
+  [ -x .venv/bin/pip ] || .venv/bin/python -m ensurepip >/dev/null
   .venv/bin/python -m pip install -q --disable-pip-version-check 'uv>=0.13,<1'
   .venv/bin/uv pip install -q -p .venv/bin/python --require-hashes -r requirements/main.txt
   .venv/bin/uv pip install -q -p .venv/bin/python --no-deps -e .
