@@ -8,6 +8,7 @@ from typing import Literal
 
 from infra.stack.files import stack_addresses, stack_credentials
 from infra.stack.paths import StackPaths
+from infra.stack.records import StackError
 
 Side = Literal["sandbox", "production", "agent"]
 
@@ -27,6 +28,8 @@ def embedded_settings(state: Path, side: Side) -> dict[str, str]:
         StackError: no stack was ever started in `state`.
     """
     addresses = stack_addresses(StackPaths(state))
+    if not addresses.s3:
+        raise StackError(f"no stack was ever started in {state}", remedy="ratchet stack up")
     keys = stack_credentials(StackPaths(state))
     key = keys.agent if side == "agent" else keys.admin
     settings = {

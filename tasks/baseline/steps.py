@@ -138,9 +138,11 @@ def check_baseline(report: BaselineReport, criteria: Criteria) -> GateResult:
     """The data-quality gate before stage 2: every metric that the criteria name is known."""
     named = {p.name for p in criteria.primary} | {g.name for g in criteria.guards if g.required}
     required = sorted(named - SANDBOX_ONLY)
-    return run_gate(
+    gate = run_gate(
         baseline_suite(required, min_window_s=criteria.windows.baseline_s * 0.9), baseline_rows(report, required)
     )
+    unknown = [f"{name}: {report.metric(name).text()}" for name in required if report.metric(name).value is None]
+    return gate if gate.passed else gate.model_copy(update={"failures": (*unknown, *gate.failures)})
 
 
 def store_baseline(report: BaselineReport) -> None:

@@ -101,7 +101,7 @@ def test_only_a_loser_ends_early(early, why, candidate):
 
 
 def test_OB2_requests_that_both_sides_refuse_do_not_end_a_pair():
-    runs = [measured("baseline", refused=(3,)), measured("candidate", refused=(3,))]
+    runs = [measured("baseline", refused=(3,)), measured("candidate", rate=12.0, refused=(3,))]
     assert decided_early(runs, floor_pct=4.0) is False
 
 

@@ -24,10 +24,14 @@ from tests.rules.serving_configs import serving_config
 OLD, NEW = serving_config(max_num_seqs=2), serving_config(max_num_seqs=4)
 
 
+def port_of(stub: StubLLM) -> int:
+    return int(stub.base_url.split(":")[2].split("/")[0])
+
+
 @pytest.fixture(scope="module")
 def stubs() -> Iterator[dict[str, int]]:
     with StubLLM(StubTiming()) as stable, StubLLM(StubTiming()) as canary:
-        yield {"stable": stable.port, "canary": canary.port}
+        yield {"stable": port_of(stable), "canary": port_of(canary)}
 
 
 @pytest.fixture
