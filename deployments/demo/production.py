@@ -14,9 +14,12 @@ from infra.engine.config import ServingConfig
 from infra.engine.embedded import cpu_dtype, embedded_model
 from infra.engine.environment import home
 from infra.errors import RatchetError
+from infra.metrics.reader import MetricReadFailed, MetricsReader
+from infra.settings.production import ProductionSettings
 from infra.stack.control import open_stack_store
 from infra.stack.files import stack_addresses
 from infra.stack.paths import StackPaths
+from infra.traffic.fleet import LocalFleet
 from infra.traffic.gateway_log import ship_spool, traffic_prefix
 from infra.traffic.generator import TrafficOptions, start_traffic_process
 from infra.traffic.shape import TrafficShape
@@ -77,6 +80,29 @@ def demo_target(campaign: str) -> Target:
     return Target(model=SERVED_MODEL, pool=campaign)
 
 
+def wait_until_scraped(prometheus_url: str, port: int, *, scrapes: int = 3, timeout_s: float = 60.0) -> None:
+    """Wait until Prometheus has read the replica a few times: a window that begins earlier is no measurement.
+
+    Raises:
+        RatchetError: it did not within `timeout_s`.
+    """
+    reader = MetricsReader(prometheus_url, 5.0)
+    query = f'sum_over_time(up{{job="engines",instance="127.0.0.1:{port}"}}[10s])'
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            found = reader.instant(query, time.time())
+        except MetricReadFailed:
+            found = ()
+        if any(series.value >= scrapes for series in found):
+            return
+        time.sleep(0.5)
+    raise RatchetError(
+        f"Prometheus did not scrape the replica on port {port} within {timeout_s:.0f} s",
+        remedy="`ratchet stack status`, and Prometheus' log in the state folder",
+    )
+
+
 class Users:
     """Traffic through Envoy, and its log in S3."""
 
@@ -119,6 +145,8 @@ class Users:
             RatchetError: the generator failed; its message says why.
         """
         shutil.rmtree(self._spool, ignore_errors=True)
+        fleet = LocalFleet(ProductionSettings(state_dir=self._state))
+        wait_until_scraped(stack_addresses(StackPaths(self._state)).prometheus, fleet.address("stable")[1])
         start_s = time.time()
         child = start_traffic_process(self._options(SHAPE, WINDOW_S, seed, phase, 1), self._spool, self._prefix)
         try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +16,8 @@ from pathlib import Path
 from prefect import task
 
 from infra.connect import open_store
-from infra.lease import Lease
+from infra.errors import RatchetError
+from infra.lease import Lease, LeaseLost
 from infra.revision import committed_file, text_hash
 from tasks.baseline.records import BaselineReport
 from tasks.canary.plan import rollout_plan
@@ -27,7 +31,8 @@ from tasks.shared.preconditions import Measured, judge_preconditions
 from tasks.shared.records import LedgerEntry, Outcome, Target
 from tasks.shared.stops import CriteriaChanged, PreconditionFailed
 
-LEASE_TTL_S = 6 * 3600.0
+LEASE_TTL_S = 120.0
+LOG = logging.getLogger("ratchet.campaign")
 
 
 def owner_name() -> str:
@@ -36,20 +41,40 @@ def owner_name() -> str:
 
 
 @contextmanager
-def campaign_lease(target: Target, campaign: str) -> Iterator[Lease]:
-    """Hold the target's campaign lease; two campaigns of one target do not run side by side.
+def campaign_lease(target: Target, campaign: str, ttl_s: float = LEASE_TTL_S) -> Iterator[Lease]:
+    """Hold the target's campaign lease and keep it alive; two campaigns of one target do not run side by side.
+
+    A killed campaign's lease runs out within `ttl_s`, so that its rerun can resume. A campaign that finds its lease
+    lost ends itself, and its engines with it, before another one measures beside it (case OR5).
 
     Raises:
         LeaseHeld: another campaign holds it.
     """
     store = open_store()
-    lease = Lease.acquire(
-        store, f"campaign/{target.key}", owner=f"{campaign} {owner_name()}", ttl_s=LEASE_TTL_S, now=time.time()
-    )
+    owner = f"{campaign} {owner_name()}"
+    lease = Lease.acquire(store, f"campaign/{target.key}", owner=owner, ttl_s=ttl_s, now=time.time())
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep_alive, args=(lease, ttl_s, ended), name="campaign lease", daemon=True)
+    keeper.start()
     try:
         yield lease
     finally:
+        ended.set()
+        keeper.join(timeout=10)
         lease.release()
+
+
+def _keep_alive(lease: Lease, ttl_s: float, ended: threading.Event) -> None:
+    while not ended.wait(ttl_s / 4):
+        try:
+            lease.renew(time.time())
+        except LeaseLost as lost:
+            LOG.error("the campaign ends: %s", lost)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        except RatchetError as error:
+            # The store is away. Should the lease run out meanwhile, the next renewal says so.
+            LOG.warning("the campaign's lease could not be renewed: %s", error)
 
 
 @task(name="pin criteria", retries=0)
