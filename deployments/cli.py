@@ -80,7 +80,7 @@ def rollout(
     plan: Annotated[str, typer.Argument(help="S3 key of the plan, campaigns/NAME/plan.json")],
     follow: Annotated[bool, typer.Option(help="tick until it needs something from outside")] = False,
     tick_s: Annotated[float, typer.Option(help="pause between two ticks")] = 2.0,
-    lease_ttl_s: Annotated[float, typer.Option(help="after so long without a tick the guardian acts")] = 60.0,
+    lease_ttl_s: Annotated[float, typer.Option(help="after so long without a tick the guardian acts")] = 180.0,
     verify_from_s: Annotated[Optional[float], typer.Option(help="window after the promotion, epoch seconds")] = None,  # noqa: UP045
     verify_to_s: Annotated[Optional[float], typer.Option()] = None,  # noqa: UP045
 ) -> None:

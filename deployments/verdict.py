@@ -12,8 +12,8 @@ from infra.revision import is_committed_blob
 from tasks.sandbox.records import MetricComparison
 from tasks.sandbox.rules import judge_trial
 from tasks.shared.criteria import criteria_hash, parse_criteria
-from tasks.shared.outcomes import judgement
-from tasks.shared.records import Outcome, Reading, Reason
+from tasks.shared.outcomes import combine
+from tasks.shared.records import Criteria, Outcome, Reading, Reason
 from tasks.shared.statistics import change
 
 
@@ -92,10 +92,8 @@ def judge_files(
             )
         )
     if claim_path is not None:
-        reasons += _check_claim(claim_path, comparisons)
-    outcome = judgement(reasons).outcome if reasons != list(said.reasons) else said.outcome
-    if said.outcome is Outcome.PASS and outcome is Outcome.PASS:
-        outcome = Outcome.PASS
+        reasons += _check_claim(claim_path, comparisons, criteria)
+    outcome = combine([said.outcome, *(r.outcome for r in reasons[len(said.reasons) :])])
     # Handed-in numbers come without an A/A run, so the floor is taken as 0 and said to be.
     unpinned = "" if pinned else " (unpinned)"
     lines = [
@@ -104,7 +102,7 @@ def judge_files(
     return outcome, lines + [f"  {r.outcome.value:12} {r.rule}: {r.text}" for r in reasons]
 
 
-def _check_claim(path: Path, comparisons: list[MetricComparison]) -> list[Reason]:
+def _check_claim(path: Path, comparisons: list[MetricComparison], criteria: Criteria) -> list[Reason]:
     try:
         claim = Claim.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -113,6 +111,11 @@ def _check_claim(path: Path, comparisons: list[MetricComparison]) -> list[Reason
         raise BadInput(f"{path} is no claim: {error}") from None
     by_name = {c.metric: c for c in comparisons}
     found = []
+    if claim.primary not in {m.name for m in criteria.primary}:
+        found.append(Reason(rule="claim", outcome=Outcome.FAIL, text=f"{claim.primary} is no primary metric"))
+    silent = sorted({g.name for g in criteria.guards if g.required} - set(claim.guards))
+    if silent:
+        found.append(Reason(rule="claim", outcome=Outcome.FAIL, text=f"the claim says nothing of {', '.join(silent)}"))
     for name, said in {claim.primary: claim.change_pct, **claim.guards}.items():
         measured = by_name[name].change_pct if name in by_name else None
         holds = measured is not None and abs(measured - said) <= claim.tolerance_pct_points

@@ -22,7 +22,7 @@ class RolloutParams(Record):
     plan_key: str = Field(description="S3 key of the plan")
     tick_s: float = Field(default=2.0, gt=0, description="pause between two ticks when they follow each other")
     mode: Literal["tick", "follow"] = Field(default="tick", description="one tick, or all until a terminal state")
-    lease_ttl_s: float = Field(default=60.0, gt=0)
+    lease_ttl_s: float = Field(default=180.0, gt=0, description="three times the schedule of the ticks")
     verify_window: Window | None = Field(default=None, description="production window after the promotion")
 
 

@@ -55,6 +55,7 @@ def run_campaign(params: CampaignParams) -> LoopState:
         held.enter_context(sandbox_steps.sandbox_of(params.config))
         for number in range(1, params.rounds + 1):
             this = params if number == 1 else params.model_copy(update={"campaign": f"{params.campaign}-r{number}"})
+            steps.pin_round(this.campaign, pin)
             seconds = dict(state.stage_seconds)
             clock = time.monotonic()
 

@@ -99,6 +99,7 @@ def run_side(
                 str(timeout_s),
                 str(child.pid),
             ],
+            env=marked_environment(state, side),
             start_new_session=True,
         )
         try:

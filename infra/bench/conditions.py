@@ -48,9 +48,7 @@ class ConditionsWatch:
         markers: environment variables that mark the stack's own processes.
     """
 
-    def __init__(
-        self, own_pids: Iterable[int], markers: tuple[str, ...] = ("RATCHET_STACK", "RATCHET_ENGINE_ID")
-    ) -> None:
+    def __init__(self, own_pids: Iterable[int], markers: tuple[str, ...] = ("RATCHET_STACK",)) -> None:
         self._own_pids = {os.getpid(), *own_pids}
         self._markers = markers
         self._started_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,10 +108,15 @@ class Bench:
         engine = self._baseline if side == "baseline" else self._candidate
         return None if engine is None else peak_rss_bytes(engine)
 
+    def candidate_death(self) -> tuple[str, str] | None:
+        """How the candidate died, as (outcome, what it said); None while it lives."""
+        died = None if self._candidate is None else health(self._candidate)
+        return None if died is None else (died.kind, died.detail)
+
     def still_alive(self) -> None:
         """Raises EngineFailed when the candidate died under load: partial numbers are no measurement (case EN6)."""
-        if self._candidate is not None and (died := health(self._candidate)) is not None:
-            raise EngineFailed(died.kind, died.detail)
+        if (died := self.candidate_death()) is not None:
+            raise EngineFailed(*died)
 
     def keep_log(self, store: ObjectStore, campaign: str) -> str:
         """The candidate's log in S3; its key, or empty when there is none."""
@@ -208,31 +213,35 @@ class Bench:
 
 
 _OPEN: Bench | None = None
+_HELD = ExitStack()
 
 
 @contextmanager
 def open_bench(settings: SandboxSettings) -> Iterator[Bench]:
-    """The process's bench under the machine's sandbox lock. It stays open between trials: `close_bench` ends it.
+    """The process's bench. Its engines and the machine's sandbox lock stay until `close_bench`, so that no other
+    campaign gets between two trials.
 
     Raises:
         SandboxBusy: another process measures on this machine.
     """
     global _OPEN  # noqa: PLW0603 - engines outlive one task so that the baseline is not started for every trial
     settings.work_dir.mkdir(parents=True, exist_ok=True)
-    with sandbox_lock(settings.work_dir.parent / "sandbox.lock"):
-        if _OPEN is None:
-            _OPEN = Bench(settings)
-        try:
-            yield _OPEN
-        except BaseException:
-            _OPEN.close()
-            _OPEN = None
-            raise
+    if _OPEN is None:
+        _HELD.enter_context(sandbox_lock(settings.work_dir.parent / "sandbox.lock"))
+        _OPEN = Bench(settings)
+    try:
+        yield _OPEN
+    except BaseException:
+        close_bench()
+        raise
 
 
 def close_bench() -> None:
-    """End the bench's engines; harmless when none is open."""
+    """End the bench's engines and give the lock back; harmless when none is open."""
     global _OPEN  # noqa: PLW0603 - as above
-    if _OPEN is not None:
-        _OPEN.close()
+    try:
+        if _OPEN is not None:
+            _OPEN.close()
+    finally:
         _OPEN = None
+        _HELD.close()

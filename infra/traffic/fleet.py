@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import psutil
+import requests
 from pydantic import BaseModel, ConfigDict
 
 from infra.engine import processes
@@ -29,6 +31,7 @@ from infra.traffic.switch import EnvoySwitch
 
 Role = Literal["stable", "canary"]
 ROLES: tuple[Role, ...] = ("stable", "canary")
+BUSY = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 class FleetError(RatchetError):
@@ -108,21 +111,66 @@ class LocalFleet:
         return lines[-1][:300] if lines else "its log is empty"
 
     def ensure(self, role: Role, config: ServingConfig, *, renew: Callable[[], None] | None = None) -> Replica:
-        """The role served by `config`: nothing happens when it is; else a new replica is started, Envoy and
-        Prometheus are pointed at it, and the old one is ended. Safe to repeat after a kill.
+        """The role served by `config`: nothing happens when it is; else a new replica is started beside the old one,
+        Envoy and Prometheus are pointed at it once it has answered, and the old one is ended when it is idle.
+
+        A replica is recorded when it is ready, and not before: what a killed start left behind is ended by the next
+        call, and never taken for a replica that serves.
 
         Raises:
-            FleetError: the replica did not come up; the old one was ended before only when both need the same core.
+            FleetError: the new replica did not come up; the old one serves on.
         """
         switch = EnvoySwitch.of_stack(self._state)
+        self._end_unrecorded()
         found = self.current(role)
+        old: Replica | None = None
         if found is None or found.config_hash != config.config_hash():
-            self.retire(role)
-            found = self._start(role, config, renew)
+            old, found = found, self._start(role, config, renew)
+            self._file(role).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._file(role), found.model_dump_json(indent=1))
         if switch.endpoints(role) != [("127.0.0.1", found.port)]:
             switch.set_endpoint(role, "127.0.0.1", found.port)
         set_targets(self._paths, "engines", [f"127.0.0.1:{found.port}"], {"role": role})
+        if old is not None:
+            self._wait_idle(old, renew)
+        self._end_unrecorded()
         return found
+
+    def _recorded_ids(self) -> set[str]:
+        found = set()
+        for role in ROLES:
+            with suppress(OSError, ValueError):
+                found.add(Replica.model_validate_json(self._file(role).read_text()).engine_id)
+        return found
+
+    def _end_unrecorded(self) -> None:
+        """End every engine of this stack that no role is recorded to be served by."""
+        kept = self._recorded_ids()
+
+        def strays() -> list[psutil.Process]:
+            return [
+                process
+                for process in processes.of_owner(_owner(self._state))
+                if not any(processes.has_mark(process, processes.ID_VARIABLE, known) for known in kept)
+            ]
+
+        if strays() and (left := processes.end(strays, grace_s=10.0)):
+            raise FleetError(f"replaced engines outlived SIGKILL: pid {', '.join(str(p.pid) for p in left)}")
+
+    def _wait_idle(self, replica: Replica, renew: Callable[[], None] | None, wait_s: float = 60.0) -> None:
+        """Wait until the engine has no request any more; one that does not answer has none."""
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            try:
+                text = requests.get(f"http://127.0.0.1:{replica.port}/metrics", timeout=5).text
+            except requests.RequestException:
+                return
+            busy = [line for line in text.splitlines() if line.startswith(BUSY) and not line.endswith(" 0.0")]
+            if not busy:
+                return
+            if renew is not None:
+                renew()
+            time.sleep(0.3)
 
     def _start(self, role: Role, config: ServingConfig, renew: Callable[[], None] | None) -> Replica:
         target = home()
@@ -146,7 +194,8 @@ class LocalFleet:
             log_path=log,
             owner=_owner(self._state),
         )
-        replica = Replica(
+        self._wait(engine, role, renew)
+        return Replica(
             role=role,
             config=config,
             config_hash=config.config_hash(),
@@ -156,10 +205,6 @@ class LocalFleet:
             port=port,
             log=log,
         )
-        self._file(role).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._file(role), replica.model_dump_json(indent=1))
-        self._wait(engine, role, renew)
-        return replica
 
     def _wait(self, engine: Engine, role: Role, renew: Callable[[], None] | None) -> None:
         deadline = time.monotonic() + self._settings.ready_timeout_s
@@ -170,7 +215,6 @@ class LocalFleet:
             except StartFailed as failure:
                 if failure.outcome.kind != "start_timeout" or time.monotonic() > deadline:
                     stop(engine)
-                    self._file(role).unlink(missing_ok=True)
                     raise FleetError(
                         f"the {role} replica did not come up: {failure.outcome.text()}",
                         remedy=f"Its log: {engine.log_path}",

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from infra.connect import open_store
 from infra.errors import RatchetError
 from infra.lease import read_lease
 from infra.stack.control import open_stack_store
@@ -50,28 +52,34 @@ class Guardian:
     def __init__(self, look: Callable[[], Seen], zero: Callable[[], None], ttl_s: float) -> None:
         self._look, self._zero, self._ttl_s = look, zero, ttl_s
         self._last_live_s: float | None = None
-        self._zeroed = False
+        self._said = False
 
     def once(self, now_s: float) -> bool:
-        """One look; True when it acted. Acts once for each loss, and again only after a lease was live."""
+        """One look; True when it acted. It goes on acting while the lease is lost: a late tick may have set the weight
+        again in between."""
         try:
             seen = self._look()
-        except RatchetError as error:
+        except (RatchetError, OSError) as error:
             LOG.warning("the lease cannot be read: %s", error)
             seen = "unknown"
         if seen == "live":
-            self._last_live_s, self._zeroed = now_s, False
-        if self._zeroed or not needs_zero(seen, self._last_live_s, now_s, self._ttl_s):
+            self._last_live_s, self._said = now_s, False
+        if not needs_zero(seen, self._last_live_s, now_s, self._ttl_s):
             return False
-        LOG.error("the rollout's lease is %s: canary to weight 0", seen)
-        self._zero()
-        self._zeroed = True
+        if not self._said:
+            LOG.error("the rollout's lease is %s: canary to weight 0", seen)
+        try:
+            self._zero()
+            self._said = True
+        except OSError as error:
+            LOG.error("weight 0 could not be written, tried again: %s", error)
         return True
 
 
 def lease_state(state_dir: Path, target: str, now_s: float) -> Seen:
     """What the rollout's lease of a target is."""
-    record = read_lease(open_stack_store(state_dir), f"rollout/{target}")
+    store = open_store() if "RATCHET_S3_ENDPOINT_URL" in os.environ else open_stack_store(state_dir)
+    record = read_lease(store, f"rollout/{target}")
     if record is None:
         return "none"
     if record.released:

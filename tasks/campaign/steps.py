@@ -110,6 +110,11 @@ def pin_criteria(campaign: str, criteria_path: str) -> CriteriaPin:
     return pin
 
 
+def pin_round(campaign: str, pin: CriteriaPin) -> None:
+    """A further round is judged, approved and rolled out by the criteria of its campaign."""
+    open_store().put_record_once(f"campaigns/{campaign}/criteria.json", pin)
+
+
 def stop_if_criteria_changed(pin: CriteriaPin) -> None:
     """End the campaign when HEAD holds other criteria than it started with."""
     now = committed_file(Path(pin.path))

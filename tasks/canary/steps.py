@@ -64,6 +64,10 @@ class Rollout:
         state, self.etag = self.store.get_record_with_etag(self.key, RolloutState)
         return state
 
+    def unchanged(self) -> bool:
+        """Whether the state in S3 is still the one that this process read or wrote last."""
+        return self.store.get_with_etag(self.key)[1] == self.etag
+
     def save(self, state: RolloutState) -> RolloutState:
         """Write a new version.
 
@@ -118,11 +122,32 @@ def tick(plan_key: str, ttl_s: float, verify_window: Window | None = None) -> Ro
     rollout = Rollout(store, plan_key)
     settings = ProductionSettings()  # read from the environment
     state = rollout.load(time.time())
-    if state.phase in machine.TERMINAL:
+    if state.phase in machine.TERMINAL and state.phase is not Phase.ROLLBACK_FAILED:
         return state
     lease = take_lease(store, state, rollout.plan.target, ttl_s)
+    lease.renew(time.time())
+    if lease.token != state.token and state.phase is not Phase.PREPARED:
+        # Written at once: whoever acted under the old token can write no more.
+        state = rollout.save(state.model_copy(update={"token": lease.token}))
     switch, fleet = EnvoySwitch.of_stack(settings.state_dir), LocalFleet(settings)
     return advance(rollout, state, lease, switch, fleet, verify_window)
+
+
+def give_canary(rollout: Rollout, lease: Lease, switch: EnvoySwitch, share: float) -> None:
+    """Set a share above 0, and only while this process is the one that may: a rollback by hand or another owner
+    that came in between is found before, and again after, when the weight goes back to 0.
+
+    Raises:
+        SwitchError: the rollout was written by someone else.
+        LeaseLost: the lease is another's.
+    """
+    lease.renew(time.time())
+    if rollout.unchanged():
+        switch.set_weight(share)
+        if rollout.unchanged():
+            return
+        switch.rollback()
+    raise SwitchError("the rollout was written by another process", remedy="This one stops; the other goes on")
 
 
 def advance(
@@ -146,7 +171,7 @@ def advance(
             state = rollout.save(machine.intend_rollback(state, time.time(), str(error), token=lease.token))
             return roll_back(rollout, state, lease, switch, fleet)
         lease.renew(time.time())
-        switch.set_weight(rollout.plan.steps[0].share)
+        give_canary(rollout, lease, switch, rollout.plan.steps[0].share)
         log.info("canary serves %s of the conversations", f"{switch.weight():.1%}")
         return rollout.save(machine.moved(state, Phase.STEP, time.time(), token=lease.token))
     if state.phase is Phase.STEP:
@@ -181,7 +206,7 @@ def _step(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwit
     plan, step = rollout.plan, rollout.plan.steps[state.step]
     lease.renew(time.time())
     if state.intent or abs(switch.weight() - step.share) > 1e-4:
-        switch.set_weight(step.share)
+        give_canary(rollout, lease, switch, step.share)
         state = rollout.save(machine.step_in_force(state, time.time(), token=lease.token))
         log.info("step %d: canary serves %.1f %%", state.step + 1, step.share * 100)
         return state
@@ -213,7 +238,7 @@ def _step(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwit
     if decision.action == "roll_back":
         return roll_back(rollout, state, lease, switch, fleet)
     if state.phase is Phase.STEP and state.intent:
-        switch.set_weight(plan.steps[state.step].share)
+        give_canary(rollout, lease, switch, plan.steps[state.step].share)
         state = rollout.save(machine.step_in_force(state, time.time(), token=lease.token))
         log.info("step %d: canary serves %.1f %%", state.step + 1, plan.steps[state.step].share * 100)
     return state
@@ -228,7 +253,9 @@ def _promote(
 ) -> RolloutState:
     """Stable gets the proven configuration while the canary serves everything (spec R5)."""
     log = get_run_logger()
-    switch.set_weight(1.0)
+    if not fleet.serves("stable", rollout.plan.config):
+        # Not when stable is new already: the canary may be retired by then.
+        give_canary(rollout, lease, switch, 1.0)
     try:
         fleet.ensure("stable", rollout.plan.config, renew=lambda: lease.renew(time.time()))
     except FleetError as error:
@@ -251,6 +278,17 @@ def _verify(
     """C2 once more, on production, over a window as long as the baseline's (spec R5)."""
     plan = rollout.plan
     criteria = _criteria(rollout.store, plan)
+    if window.start_s < state.updated_s or window.end_s > time.time():
+        raise BadInput(
+            f"the window {window.start_s:.0f} to {window.end_s:.0f} does not lie between the promotion "
+            f"({state.updated_s:.0f}) and now",
+            remedy="Only traffic on the new configuration can verify it",
+        )
+    if window.end_s - window.start_s < criteria.windows.baseline_s:
+        raise BadInput(
+            f"a window of {window.end_s - window.start_s:.0f} s is shorter than the baseline's "
+            f"{criteria.windows.baseline_s:.0f} s"
+        )
     before = {m.name: m.reading for m in _baseline(rollout.store, plan).metrics}
     measured = production_metrics("stable", window, criteria)
     after = {m.name: m.reading for m in measured}

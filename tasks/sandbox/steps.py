@@ -15,6 +15,7 @@ from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
 from infra.bench.measure import MeasuredRun, WorkloadPlan, measure_pair
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
+from infra.errors import RatchetError
 from infra.replay.code_hash import replay_code_hash
 from infra.replay.records import ReplayLimits, ReplayOptions
 from infra.settings.sandbox import SandboxSettings
@@ -198,6 +199,19 @@ def measure_held_out(
     )
 
 
+def _how_it_died(bench: Bench, failure: RatchetError) -> tuple[str, str]:
+    """(outcome, what it said) of a candidate that failed; any other fault is raised again.
+
+    A candidate that died under load shows itself first as a server that does not answer (case EN6).
+    """
+    if isinstance(failure, EngineFailed):
+        return failure.outcome, failure.detail
+    died = bench.candidate_death()
+    if died is None:
+        raise failure
+    return died
+
+
 def _measure(
     params: CampaignParams,
     criteria: Criteria,
@@ -262,14 +276,16 @@ def _measure(
                 on_run=lambda r: log.info("%s", checks.run_line(r)),
             ):
                 runs.append(run)
-                memory = bench.peak_memory(run.side)
-                readings.append(_keep(store, settings, bench, run, memory))
+                peak = bench.peak_memory(run.side)
+                memory = peak if run.side == "candidate" else memory
+                readings.append(_keep(store, settings, bench, run, peak))
             bench.still_alive()
             if check_outputs and (held_out or not decided_early(runs, floor)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
-        except EngineFailed as failure:
-            outcome, detail = failure.outcome, failure.detail
+            bench.still_alive()
+        except RatchetError as failure:
+            outcome, detail = _how_it_died(bench, failure)
             log.warning("engine: %s %s", outcome, detail)
         finally:
             log_key = bench.keep_log(store, params.campaign)
