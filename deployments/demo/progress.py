@@ -17,7 +17,7 @@ EXPECTED_S: tuple[tuple[str, float], ...] = (
     ("traffic after", 65),
     ("report", 10),
 )
-"""Parts of the demo and how long each took on the 2-core machine where it was built."""
+"""Parts of the demo and how long each is expected to take, from runs on a 2-core machine."""
 
 
 def remaining_s(parts: Sequence[tuple[str, float]], number: int, in_part_s: float, elapsed_s: float) -> float:
