@@ -11,9 +11,8 @@ from infra.replay.records import (
     ReplayOptions,
     ReplayResult,
     ReplaySummary,
-    SaturatedOutput,
 )
-from infra.replay.results import latencies, percentiles, saturated_output
+from infra.replay.results import latencies, percentiles
 from infra.replay.runner import load_result, replay, run_replay, save_result
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "ReplayProcessFailed",
     "ReplayResult",
     "ReplaySummary",
-    "SaturatedOutput",
     "StratumCoverage",
     "compare_coverage",
     "goodput_share",
@@ -37,6 +35,5 @@ __all__ = [
     "replay_code_hash",
     "run_replay",
     "run_replay_process",
-    "saturated_output",
     "save_result",
 ]  # fmt: skip

@@ -88,20 +88,6 @@ class Percentiles(BaseModel):
     max: float | None = None
 
 
-class SaturatedOutput(BaseModel):
-    """Output rate while the load was saturated: from the moment the last slot was filled to the moment the
-    last request was sent. Fill and drain are left out; tokens are counted by time, each request's spread
-    evenly from its first to its last token (spec V11)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    output_tokens_per_s: float
-    output_tokens: float = Field(description="tokens that fell into the window; fractional, by interpolation")
-    start_s: float
-    end_s: float
-    concurrency: int
-
-
 class ReplaySummary(BaseModel):
     """One replay in numbers. Latencies are over ok requests only, in ms; failures are in `error_rate`."""
 
@@ -128,7 +114,6 @@ class ReplaySummary(BaseModel):
     cached_tokens: int | None = Field(
         description="prompt tokens served from the prefix cache, where the server says so; None where not"
     )
-    saturated: SaturatedOutput | None = Field(description="closed loop with more requests than slots, else None")
     max_in_flight: int
     mode: Literal["open", "closed"]
     concurrency: int | None

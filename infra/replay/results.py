@@ -15,7 +15,6 @@ from infra.replay.records import (
     ReplayLimits,
     ReplayOptions,
     ReplaySummary,
-    SaturatedOutput,
 )
 
 
@@ -72,43 +71,6 @@ def percentiles(values: pl.Series) -> Percentiles:
     return Percentiles(p50=p50, p90=p90, p99=p99, max=float(largest) if isinstance(largest, float | int) else None)
 
 
-def saturated_output(requests: pl.DataFrame, concurrency: int) -> SaturatedOutput | None:
-    """Output tok/s while all slots were busy; None when no request had to wait for a slot.
-
-    The window runs from the sending of request number `concurrency` (in order of sending) to the sending of
-    the last one. A token belongs to the window by time: the first at first_token_s, the others evenly up to
-    last_token_s. Tokens of failed requests do not count.
-    """
-    sent = requests["sent_s"].drop_nulls().sort()
-    if len(sent) <= concurrency:
-        return None
-    start_s, end_s = float(sent[concurrency - 1]), float(sent[-1])
-    if end_s <= start_s:
-        return None
-    tokens = 0.0
-    served = requests.filter(pl.col("status") == "ok").select("first_token_s", "last_token_s", "output_tokens")
-    for first_s, last_s, count in served.iter_rows():
-        tokens += tokens_within(first_s, last_s, count, start_s, end_s)
-    return SaturatedOutput(
-        output_tokens_per_s=tokens / (end_s - start_s),
-        output_tokens=tokens,
-        start_s=start_s,
-        end_s=end_s,
-        concurrency=concurrency,
-    )
-
-
-def tokens_within(first_s: float, last_s: float, tokens: int, start_s: float, end_s: float) -> float:
-    """Tokens of one request that fall into [start_s, end_s), its tokens spread evenly from first to last."""
-    inside = 1.0 if start_s <= first_s < end_s else 0.0
-    if tokens <= 1:
-        return inside * tokens
-    if last_s <= first_s:
-        return inside * tokens
-    overlap = min(last_s, end_s) - max(first_s, start_s)
-    return inside + (tokens - 1) * max(0.0, overlap) / (last_s - first_s)
-
-
 def summarize(
     observations: Sequence[Observation],
     requests: pl.DataFrame,
@@ -156,9 +118,6 @@ def summarize(
         chunk_gap_ms=percentiles(pl.Series(gaps, dtype=pl.Float64)),
         failures=dict(sorted(failures.items())),
         cached_tokens=sum(cached) if cached else None,
-        saturated=saturated_output(requests, options.concurrency)
-        if options.mode == "closed" and options.concurrency
-        else None,
         max_in_flight=max_in_flight,
         mode=options.mode,
         concurrency=options.concurrency,

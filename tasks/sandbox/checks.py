@@ -30,9 +30,7 @@ def changes_text(changes: Mapping[str, Scalar]) -> str:
 def run_line(run: MeasuredRun) -> str:
     """One run for the log of a person who watches."""
     s = run.result.summary
-    rate = (
-        f"{s.saturated.output_tokens_per_s:.1f} tok/s saturated" if s.saturated else f"p99 {s.e2e_ms.p99 or 0:.0f} ms"
-    )
+    rate = f"{s.output_tokens_per_s or 0:.1f} tok/s" if s.mode == "closed" else f"p99 {s.e2e_ms.p99 or 0:.0f} ms"
     valid = "" if s.valid else f" INVALID: {'; '.join(s.invalid_reasons)}"
     hits = "" if run.prefix_hit_rate is None else f", prefix hits {run.prefix_hit_rate:.0%}"
     return (

@@ -19,11 +19,20 @@ def _latency(values: Percentiles, which: str, n: int, source: str) -> Reading:
 
 
 def throughput(summary: ReplaySummary) -> Reading:
-    """Output tokens per second at the saturating load: while every slot was filled (spec V11)."""
-    source = "replay, saturated window"
-    if summary.saturated is None:
-        return Reading.unknown("the load was never saturated: fewer requests than slots", unit="tok/s", source=source)
-    return Reading.of(summary.saturated.output_tokens_per_s, "tok/s", source=source, samples=summary.ok)
+    """Output tokens per second at the saturating load: of the whole closed loop, from its start to the end of its
+    last request (spec V11; docs/decisions/0006 says why no part of it is left out)."""
+    source = "replay, closed loop"
+    slots = summary.concurrency
+    if slots is None or summary.requests <= slots or summary.max_in_flight < slots:
+        return Reading.unknown(
+            f"the load was not saturating: {summary.requests} requests, at most {summary.max_in_flight} at once, "
+            f"for {slots or 'no'} slots",
+            unit="tok/s",
+            source=source,
+        )
+    return Reading.of(
+        summary.output_tokens_per_s, "tok/s", source=source, samples=summary.ok, cause="no request was served"
+    )
 
 
 def run_readings(

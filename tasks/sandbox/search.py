@@ -10,10 +10,13 @@ import polars as pl
 from infra.bench.measure import MeasuredRun
 from tasks.sandbox.records import TrialResult
 from tasks.shared.records import OutcomeClass
-from tasks.shared.statistics import ArrivalBlocks, Blocks, arrival_blocks
+from tasks.shared.statistics import ArrivalBlocks, Blocks, arrival_blocks, work_blocks
 
 BLOCK_S = 2.0
 """Length of an arrival block: several times the service time of a short request."""
+
+MOST_BLOCKS = 50
+"""Shares into which a closed loop is cut for an interval of its rate."""
 
 
 def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialResult, ...]]:
@@ -39,8 +42,7 @@ def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialR
 
 
 def _rate(run: MeasuredRun) -> float | None:
-    saturated = run.result.summary.saturated
-    return saturated.output_tokens_per_s if saturated else None
+    return run.result.summary.output_tokens_per_s if run.workload == "saturating" else None
 
 
 def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
@@ -80,17 +82,18 @@ def _latency_blocks(run: MeasuredRun) -> Blocks:
 
 
 def _token_blocks(run: MeasuredRun) -> Blocks:
-    saturated = run.result.summary.saturated
-    if saturated is None:
+    """Equal shares of the work, each of at least as many requests as there are slots: what is shorter holds nothing
+    but the requests that are under way anyway."""
+    summary = run.result.summary
+    if not summary.concurrency:
         return ()
-    span = saturated.end_s - saturated.start_s
-    inside = run.result.requests.filter(
-        (pl.col("status") == "ok")
-        & (pl.col("last_token_s") >= saturated.start_s)
-        & (pl.col("last_token_s") < saturated.end_s)
+    served = run.result.requests.filter(pl.col("status") == "ok")
+    return work_blocks(
+        served["first_token_s"].to_list(),
+        served["last_token_s"].to_list(),
+        served["output_tokens"].to_list(),
+        min(MOST_BLOCKS, summary.requests // summary.concurrency),
     )
-    times = (inside["last_token_s"] - saturated.start_s).to_list()
-    return arrival_blocks(times, [float(t) for t in inside["output_tokens"].to_list()], BLOCK_S, span_s=span)
 
 
 def recorded_blocks(runs: Sequence[MeasuredRun]) -> dict[str, ArrivalBlocks]:

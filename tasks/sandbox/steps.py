@@ -26,29 +26,14 @@ from tasks.hypothesis.records import Hypothesis, Scalar
 from tasks.sandbox import checks
 from tasks.sandbox.readings import run_readings
 from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
-from tasks.sandbox.rules import (
-    classify,
-    comparable_cache,
-    compare_runs,
-    judge_single,
-    judge_trial,
-    objective,
-    predicted_combination_pct,
-    unstable,
-)
+from tasks.sandbox.rules import predicted_combination_pct
 from tasks.sandbox.search import combinations, decided_early, recorded_blocks
+from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import pick_winner
 from tasks.shared.ledger import ledger_key
-from tasks.shared.outcomes import judgement
 from tasks.shared.parameters import CampaignParams
-from tasks.shared.records import (
-    Criteria,
-    Judgement,
-    LedgerEntry,
-    Outcome,
-    Reason,
-)
+from tasks.shared.records import Criteria, LedgerEntry, Outcome
 
 MAX_FOREIGN_CPU_PCT = 15.0
 MAX_STEAL_PCT = 5.0
@@ -295,7 +280,7 @@ def _measure(
         criteria,
         baseline,
         readings,
-        runs,
+        blocks=recorded_blocks(runs),
         outcome=outcome,
         detail=detail,
         log_key=log_key,
@@ -309,109 +294,6 @@ def _measure(
     _remember(store, result, key)
     log.info("%s %s: %s", kind, checks.changes_text(changes), result.outcome_class.value)
     return result
-
-
-def judged(
-    base: dict[str, object],
-    criteria: Criteria,
-    baseline: BaselineReport,
-    readings: Sequence[RunReadings],
-    runs: Sequence[MeasuredRun],
-    *,
-    outcome: str,
-    detail: str,
-    log_key: str,
-    correctness: CorrectnessReport | None,
-    shapes_match: bool,
-    memory: float | None,
-    duration_s: float,
-    seed: int,
-) -> TrialResult:
-    """The trial's record from what was measured; the rules decide."""
-    kind = str(base["kind"])
-    changes: dict[str, Scalar] = base["changes"]  # type: ignore[assignment]
-    repeats = 1 + max((r.repeat for r in readings), default=0)
-    # A pair that was ended early is judged by the runs that it had: it can be refused by them, never adopted.
-    measuring = criteria.measuring.model_copy(
-        update={
-            "runs_per_side": min(repeats, criteria.measuring.runs_per_side),
-            "recorded_runs_per_side": min(repeats, criteria.measuring.recorded_runs_per_side),
-        }
-    )
-    rules = criteria.model_copy(update={"measuring": measuring})
-    floors = {f.metric: f.floor_pct for f in baseline.noise_floors}
-    if outcome != "measured" or not readings:
-        klass = classify(engine_outcome=outcome, comparisons=(), criteria=rules, kind=kind)  # type: ignore[arg-type]
-        verdict = Judgement(
-            outcome=Outcome.FAIL,
-            reasons=(Reason(rule="engine", outcome=Outcome.FAIL, text=f"the engine was {outcome}: {detail}"),),
-        )
-        return TrialResult.model_validate(
-            {
-                **base,
-                "outcome_class": klass,
-                "engine_outcome": outcome,
-                "engine_detail": detail,
-                "judgement": verdict,
-                "log_key": log_key,
-                "runs": tuple(readings),
-                "duration_s": duration_s,
-            }
-        )
-    comparisons = compare_runs(readings, rules, floors, blocks=recorded_blocks(runs), seed=seed)
-    cache = comparable_cache(readings, changes)
-    shaky = unstable(readings, rules)
-    klass = classify(
-        engine_outcome="measured",
-        comparisons=comparisons,
-        criteria=rules,
-        kind=kind,  # type: ignore[arg-type]
-        unstable_reasons=shaky,
-        cache=cache,
-        correctness=correctness,
-        shapes_match=shapes_match,
-    )
-    judge = judge_single if kind == "single" else judge_trial
-    verdict = judge(comparisons, rules)
-    extra = [Reason(rule="stability", outcome=Outcome.INCONCLUSIVE, text=text) for text in shaky]
-    if cache.outcome is not Outcome.PASS:
-        extra += [r for r in cache.reasons if r.outcome is not Outcome.PASS]
-    if repeats < criteria.measuring.runs_per_side:
-        if verdict.outcome is Outcome.PASS:
-            extra.append(
-                Reason(
-                    rule="repeats",
-                    outcome=Outcome.INCONCLUSIVE,
-                    text=f"{repeats} of {criteria.measuring.runs_per_side} repeats were made",
-                )
-            )
-        else:
-            extra.append(
-                Reason(
-                    rule="repeats",
-                    outcome=verdict.outcome,
-                    text=f"decided after {repeats} of {criteria.measuring.runs_per_side} repeats: it could "
-                    "not be adopted any more",
-                )
-            )
-    if correctness is not None and correctness.judgement.outcome is not Outcome.PASS:
-        extra += list(correctness.judgement.reasons)
-    if extra:
-        verdict = judgement([*verdict.reasons, *extra])
-    return TrialResult.model_validate(
-        {
-            **base,
-            "outcome_class": klass,
-            "runs": tuple(readings),
-            "comparisons": comparisons,
-            "judgement": verdict,
-            "correctness": correctness,
-            "log_key": log_key,
-            "peak_memory_bytes": memory,
-            "duration_s": duration_s,
-            "objective": objective(comparisons, criteria.weights),
-        }
-    )
 
 
 def _remember(store: ObjectStore, trial: TrialResult, key: str) -> None:

@@ -24,3 +24,11 @@ def judgement(reasons: Iterable[Reason], *, silent: Iterable[Reason] = ()) -> Ju
     """
     deciding = tuple(reasons)
     return Judgement(outcome=combine(r.outcome for r in deciding), reasons=(*deciding, *silent))
+
+
+def with_reasons(said: Judgement, further: Iterable[Reason]) -> Judgement:
+    """The judgement with further deciding reasons. What was silent in it stays silent."""
+    added = tuple(further)
+    if not added:
+        return said
+    return Judgement(outcome=combine([said.outcome, *(r.outcome for r in added)]), reasons=(*said.reasons, *added))

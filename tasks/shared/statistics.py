@@ -74,16 +74,12 @@ def change(baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0
     return (relative if math.isfinite(relative) else None), absolute
 
 
-def arrival_blocks(
-    times_s: Sequence[float], values: Sequence[float], block_s: float, *, span_s: float | None = None
-) -> Blocks:
+def arrival_blocks(times_s: Sequence[float], values: Sequence[float], block_s: float) -> Blocks:
     """Group values by the block of `block_s` seconds that their time falls in.
 
     Args:
-        times_s: seconds from the start of the run: the planned arrival for latencies, the end for a rate.
+        times_s: planned arrivals, seconds from the start of the run.
         values: one a time.
-        span_s: length of the run; when given, exactly its whole blocks are returned, empty ones included and
-            the broken last one left out, which a `rate` needs.
 
     Raises:
         BadInput: lengths differ, `block_s` is not positive, or a value is not finite.
@@ -97,9 +93,31 @@ def arrival_blocks(
     found: dict[int, list[float]] = {}
     for time_s, value in zip(times_s, values, strict=True):
         found.setdefault(math.floor(time_s / block_s), []).append(value)
-    if span_s is None:
-        return tuple(tuple(sorted(found[i])) for i in sorted(found))
-    return tuple(tuple(sorted(found.get(i, ()))) for i in range(math.floor(span_s / block_s + 1e-9)))
+    return tuple(tuple(sorted(found[i])) for i in sorted(found))
+
+
+def work_blocks(first_s: Sequence[float], last_s: Sequence[float], tokens: Sequence[int], blocks: int) -> Blocks:
+    """Seconds per output token in each of `blocks` equal shares of a closed loop's work.
+
+    Both sides of a pair do the same work, so the same shares are compared with each other; blocks of time would
+    hold other requests on each side. A request's tokens lie evenly from its first to its last.
+
+    Args:
+        first_s, last_s: first and last token of each served request, seconds from the start of the run.
+        tokens: output tokens of each.
+    """
+    shares = [np.linspace(one, two, n) for one, two, n in zip(first_s, last_s, tokens, strict=True) if n > 0]
+    if not shares or blocks < 1:
+        return ()
+    times = np.sort(np.concatenate(shares))
+    if len(times) < blocks:
+        return ()
+    ends = [round(len(times) * (i + 1) / blocks) for i in range(blocks)]
+    found, start, start_s = [], 0, 0.0
+    for end in ends:
+        found.append(((float(times[end - 1]) - start_s) / (end - start),))
+        start, start_s = end, float(times[end - 1])
+    return tuple(found)
 
 
 def block_bootstrap_ratio(
@@ -119,7 +137,8 @@ def block_bootstrap_ratio(
     pairs of repeats matters.
 
     Args:
-        statistic: a quantile or `mean` over the values of all blocks, or `rate` (sum over number of blocks).
+        statistic: a quantile or `mean` over the values of all blocks, or `rate`, the inverse of their mean, where the
+            values are seconds per token.
         level: coverage of the interval.
 
     Returns:
@@ -184,10 +203,11 @@ def _arrays(repeats: Repeats) -> list[_Side]:
 
 def _statistic(blocks: _Side, picks: NDArray[np.int64], statistic: Statistic) -> float:
     values = blocks[picks].ravel() if isinstance(blocks, np.ndarray) else np.concatenate([blocks[i] for i in picks])
-    if statistic == "rate":
-        return float(values.sum()) / len(picks)
     if len(values) == 0:
         return math.nan
+    if statistic == "rate":
+        mean = float(values.mean())
+        return 1 / mean if mean > 0 else math.nan
     if statistic == "mean":
         return float(values.mean())
     return float(np.percentile(values, float(statistic[1:])))

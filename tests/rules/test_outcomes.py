@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.shared.outcomes import WORST_FIRST, combine, judgement
+from tasks.shared.outcomes import WORST_FIRST, combine, judgement, with_reasons
 from tasks.shared.records import Outcome, Reason
 
 F, E, N, I, P = Outcome.FAIL, Outcome.ERROR, Outcome.NO_DATA, Outcome.INCONCLUSIVE, Outcome.PASS  # noqa: E741
@@ -67,3 +67,11 @@ def test_nothing_but_silent_reasons_is_no_data():
 def test_any_pair_is_as_bad_as_its_worse_half():
     for one, two in itertools.product(Outcome, repeat=2):
         assert combine([one, two]) is min((one, two), key=WORST_FIRST.index)
+
+
+def test_a_silent_reason_stays_silent_when_further_reasons_decide():
+    said = judgement([Reason(rule="a", outcome=P, text="good")], silent=[Reason(rule="b", outcome=N, text="unread")])
+    assert with_reasons(said, []) == said
+    further = with_reasons(said, [Reason(rule="c", outcome=Outcome.INCONCLUSIVE, text="spread")])
+    assert further.outcome is Outcome.INCONCLUSIVE
+    assert [r.rule for r in further.reasons] == ["a", "b", "c"]

@@ -1,59 +1,17 @@
-"""The arithmetic of a replay: windows by time, percentiles, reasons for no result, odd streams."""
+"""The arithmetic of a replay: percentiles, reasons for no result, odd streams."""
 
 from __future__ import annotations
 
 import polars as pl
 import pytest
 
-from infra.replay import REQUEST_COLUMNS, ReplayLimits, goodput_share, percentiles, saturated_output
-from infra.replay.results import invalid_reasons, tokens_within
+from infra.replay import REQUEST_COLUMNS, ReplayLimits, goodput_share, percentiles
+from infra.replay.results import invalid_reasons
 from infra.replay.stream import CompletionStream
 
 
 def table(*rows: dict[str, object]) -> pl.DataFrame:
     return pl.DataFrame([{"status": "ok", "tokens_estimated": False, **row} for row in rows], schema=REQUEST_COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("window", "expected"),
-    [
-        ((0, 10), 10),
-        ((1, 2), 10),
-        ((1, 1.5), 5.5),
-        ((1.5, 3), 4.5),
-        ((2.5, 3), 0),
-        ((0, 1), 0),
-    ],
-    ids=["all", "edges", "first half", "second half", "after", "before"],
-)
-def test_V11_tokens_belong_to_a_window_by_time(window, expected):
-    assert tokens_within(1.0, 2.0, 10, *window) == pytest.approx(expected)
-
-
-def test_V11_a_load_that_never_filled_its_slots_is_not_saturated():
-    rows = [
-        {"request_id": str(i), "sent_s": 0.0, "first_token_s": 1.0, "last_token_s": 2.0, "output_tokens": 5}
-        for i in range(4)
-    ]
-    assert saturated_output(table(*rows), 4) is None
-
-
-def test_V11_saturated_output_counts_between_the_last_slot_filled_and_the_last_request_sent():
-    rows = [
-        {
-            "request_id": str(i),
-            "sent_s": float(i),
-            "first_token_s": i + 0.5,
-            "last_token_s": i + 1.0,
-            "output_tokens": 11,
-        }
-        for i in range(5)
-    ]
-    found = saturated_output(table(*rows), 2)
-    assert found is not None
-    assert (found.start_s, found.end_s) == (1.0, 4.0)
-    assert found.output_tokens == pytest.approx(33.0)  # requests 1, 2 and 3; request 4 answers after the window
-    assert found.output_tokens_per_s == pytest.approx(11.0)
 
 
 def test_percentiles_interpolate_and_of_nothing_are_none():

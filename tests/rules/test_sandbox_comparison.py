@@ -135,9 +135,9 @@ def test_order_of_runs_does_not_matter(runs):
     )
 
 
-def test_intervals_come_from_blocks_of_arrivals():
+def test_intervals_come_from_blocks():
     base = tuple(tuple((10.0 + i + j / 10,) for i in range(8)) for j in range(3))
-    cand = tuple(tuple(tuple(v * 1.3 for v in block) for block in repeat) for repeat in base)
+    cand = tuple(tuple(tuple(v / 1.3 for v in block) for block in repeat) for repeat in base)
     blocks = {
         "throughput_per_gpu": ArrivalBlocks(
             metric="throughput_per_gpu", statistic="rate", baseline=base, candidate=cand

@@ -9,7 +9,7 @@ import pytest
 
 from infra.bench.conditions import RunConditions
 from infra.bench.measure import MeasuredRun
-from infra.replay.records import REQUEST_COLUMNS, ReplayResult, ReplaySummary, SaturatedOutput
+from infra.replay.records import REQUEST_COLUMNS, ReplayResult, ReplaySummary
 from tasks.sandbox.readings import run_readings
 from tasks.sandbox.search import combinations, decided_early
 from tasks.shared.records import OutcomeClass
@@ -59,12 +59,9 @@ def measured(side, rate=10.0, *, refused=(), workload="saturating", foreign=0.0,
             "chunk_gap_ms": none,
             "failures": {},
             "cached_tokens": None,
-            "saturated": SaturatedOutput(output_tokens_per_s=rate, output_tokens=80, start_s=1, end_s=9, concurrency=4)
-            if workload == "saturating"
-            else None,
-            "max_in_flight": 4,
-            "mode": "closed",
-            "concurrency": 4,
+            "max_in_flight": min(n, 4),
+            "mode": "closed" if workload == "saturating" else "open",
+            "concurrency": 4 if workload == "saturating" else None,
             "time_scale": 1.0,
             "warmup_sent": 0,
             "warmup_failed": 0,
@@ -169,6 +166,12 @@ def test_OB2_coverage_counts_what_was_refused():
 def test_V11_throughput_is_read_at_the_saturating_load_only():
     assert readings_of(measured("candidate")).metrics["throughput_per_gpu"].value == 10.0
     assert "throughput_per_gpu" not in readings_of(measured("candidate", workload="recorded")).metrics
+
+
+def test_V11_a_load_that_does_not_fill_its_slots_gives_no_throughput():
+    found = readings_of(measured("candidate", n=4)).metrics["throughput_per_gpu"]
+    assert found.value is None
+    assert "4 requests, at most 4 at once, for 4 slots" in found.cause
 
 
 def test_a_p99_of_four_requests_is_unknown():

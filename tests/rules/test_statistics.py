@@ -17,7 +17,7 @@ from tasks.shared.intervals import (
     upper_share,
 )
 from tasks.shared.records import Reading
-from tasks.shared.statistics import arrival_blocks, block_bootstrap_ratio, change, median, spread_pct
+from tasks.shared.statistics import arrival_blocks, block_bootstrap_ratio, change, median, spread_pct, work_blocks
 
 
 def of(value, unit="ms"):
@@ -95,8 +95,12 @@ def test_blocks_group_by_arrival():
     assert arrival_blocks([0, 9.9, 10, 25], [1, 2, 3, 4], 10) == ((1, 2), (3,), (4,))
 
 
-def test_whole_blocks_of_a_span_keep_the_empty_and_drop_the_broken():
-    assert arrival_blocks([0, 1, 25, 31], [1, 2, 3, 4], 10, span_s=35) == ((1, 2), (), (3,))
+def test_V11_work_blocks_are_equal_shares_of_the_tokens():
+    # two slots, each answers 10 tokens in 2 s: the second pair takes twice as long
+    found = work_blocks([0.2, 0.2, 2.4, 2.4], [2.0, 2.0, 6.0, 6.0], [10, 10, 10, 10], 2)
+    assert found == ((pytest.approx(2.0 / 20),), (pytest.approx(4.0 / 20),))
+    assert work_blocks([], [], [], 4) == ()
+    assert work_blocks([0.0], [1.0], [3], 4) == ()
 
 
 def test_blocks_refuse_what_is_not_finite_or_does_not_match():
@@ -138,10 +142,11 @@ def test_too_few_blocks_give_no_interval():
     assert block_bootstrap_ratio(zero, zero, n=10) is None
 
 
-def test_rate_counts_empty_blocks():
-    base = (((10.0,), (10.0,), (), (10.0,), (10.0,), ()),)
-    low, high = block_bootstrap_ratio(base, base, statistic="rate", n=50)
-    assert (low, high) == (0.0, 0.0)  # the same blocks are drawn on both sides
+def test_a_rate_is_the_inverse_of_the_mean_time_per_token():
+    slow = (tuple((s,) for s in (0.1, 0.2, 0.1, 0.2)),)
+    fast = (tuple((s / 1.25,) for s in (0.1, 0.2, 0.1, 0.2)),)
+    low, high = block_bootstrap_ratio(slow, fast, statistic="rate", n=50)
+    assert (low, high) == (pytest.approx(25.0), pytest.approx(25.0))  # the same shares are drawn on both sides
 
 
 def test_intervals_of_blocks_cover_where_intervals_of_requests_do_not():
