@@ -160,6 +160,7 @@ class Bench:
                     base_env=base_env(),
                     owner=self._owner,
                     log_path=self._settings.work_dir / "prefork.log",
+                    cores=self._settings.engine_cores,
                 )
         return self._prefork
 
