@@ -31,6 +31,8 @@ def faults(criteria: Criteria) -> Iterator[str]:
     yield from _steps(criteria.canary_steps, {g.name for g in criteria.guards})
     yield from _knobs(criteria)
     yield from _profile(criteria)
+    if criteria.throughput_is == "goodput":
+        yield "`throughput_is` is goodput, which no trial measures yet; write saturating_load"
 
 
 def _metric(name: str, direction: str, where: str) -> Iterator[str]:

@@ -189,6 +189,7 @@ def test_broken_yaml_is_refused_in_one_line():
         ("runs_per_side: 3", "runs_per_side: 1", "less than 3"),
         ("profile: production", "profile: demo", "`gives_up` is empty"),
         ("profile: production", "profile: staging", "`profile`"),
+        ("throughput_is: saturating_load", "throughput_is: goodput", "no trial measures yet"),
         ("short_below_tokens: 512", "short_below_tokens: 5000", "is not below medium_below_tokens"),
         ("price_per_accelerator_hour: 2.50", "price_per_accelerator_hour: 0", "`price_per_accelerator_hour`"),
         (
