@@ -34,7 +34,7 @@ class LoopState(Record):
     ended_because: str = ""
 
 
-@flow(name="campaign", flow_run_name="campaign {params.campaign}", validate_parameters=False)
+@flow(name="campaign", flow_run_name="campaign {params.campaign}")
 def run_campaign(params: CampaignParams) -> LoopState:
     """Stages 1 to 4. Rounds go on until something is proven, or budget or ideas are used up.
 
