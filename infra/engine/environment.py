@@ -25,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUIREMENTS = ROOT / "requirements" / "engine-cpu.txt"
+REQUIREMENTS = next(  # in a checkout; in a wheel they lie beside this module
+    (p for p in (ROOT / "requirements" / "engine-cpu.txt", Path(__file__).with_name("engine-cpu.txt")) if p.is_file()),
+    ROOT / "requirements" / "engine-cpu.txt",
+)
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PIP = "pip==26.2"  # a fresh pip installs the same wheels in half the time of the one that venv brings
