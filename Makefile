@@ -8,7 +8,7 @@ RATCHET := .venv/bin/ratchet
 help:
 	@echo "make demo    the whole loop on this machine: set-up, real vLLM, report (about 20 minutes)"
 	@echo "make test    set-up, linters, types, contracts, all tests of CI"
-	@echo "make verify  what takes longer: the demo with three seeds, kill drills (resumable)"
+	@echo "make verify  what takes longer: the demo with three seeds, kill drills, deployments (resumable)"
 	@echo "make lock    write requirements/*.txt anew from pyproject.toml"
 	@echo "make clean   stop the stack and remove what was built here"
 
