@@ -9,7 +9,7 @@ from prefect import flow
 from pydantic import Field
 
 from flows import publish
-from tasks.canary import steps
+from tasks.canary import drill, ending, steps
 from tasks.canary.records import CanaryVerdict, Phase, RolloutState
 from tasks.shared.records import Record, Window
 
@@ -43,9 +43,9 @@ def run_rollout(params: RolloutParams) -> RolloutState:
 
 def close_rollout(plan_key: str, state: RolloutState) -> CanaryVerdict:
     """Hang up the timeline and tell the orchestrator that the next round may start."""
-    verdict = steps.stored_verdict(state.plan)
+    verdict = ending.stored_verdict(state.plan)
     if verdict is None:
-        verdict = steps.conclude(plan_key, state)
+        verdict = ending.conclude(plan_key, state)
     publish.canary(verdict)
     publish.event(
         "rollout.completed" if state.phase is Phase.COMPLETED else "rollout.ended",
@@ -58,4 +58,4 @@ def close_rollout(plan_key: str, state: RolloutState) -> CanaryVerdict:
 @flow(name="rollback-drill", validate_parameters=False)
 def run_drill(plan_key: str, share: float = 0.5) -> dict[str, float]:
     """Deploy the approved canary, give it a share of the traffic, take it back, and say how long that took."""
-    return steps.drill(plan_key, share)
+    return drill.drill(plan_key, share)

@@ -12,8 +12,8 @@ import pytest
 from infra.lease import Lease, read_lease
 from infra.store import ObjectStore
 from infra.traffic.switch import EnvoySwitch, SwitchError
+from tasks.canary import ending, steps, storage
 from tasks.canary import rollout as machine
-from tasks.canary import steps
 from tasks.canary.records import Approval, Phase, RolloutPlan, RolloutState
 from tasks.shared.records import CanaryStep, Target
 from tests.conftest import LocalStack
@@ -46,7 +46,8 @@ def switch(stack: LocalStack) -> Iterator[EnvoySwitch]:
 def quiet_logger(monkeypatch: pytest.MonkeyPatch) -> None:
     import logging
 
-    monkeypatch.setattr(steps, "get_run_logger", lambda: logging.getLogger("rollout"))
+    for module in (steps, ending):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("rollout"))
 
 
 class Case:
@@ -93,11 +94,11 @@ class Case:
         )
 
     def tick(self) -> RolloutState:
-        rollout = steps.Rollout(self.store, self.key)
+        rollout = storage.Rollout(self.store, self.key)
         state = rollout.load(time.time())
         if state.phase in machine.TERMINAL:
             return state
-        lease = steps.take_lease(self.store, state, self.plan.target, 30.0)
+        lease = storage.take_lease(self.store, state, self.plan.target, 30.0)
         return steps.advance(rollout, state, lease, self.switch, self.fleet, None)  # type: ignore[arg-type]
 
     def to_step(self) -> RolloutState:
@@ -173,7 +174,7 @@ def test_CA5_a_dead_canary_is_rolled_back_at_once(
 ) -> None:
     monkeypatch.setattr(steps, "SETTLE_S", 0.0)
     monkeypatch.setattr(
-        steps, "_criteria", lambda *_: __import__("tests.rules.trial_records", fromlist=["x"]).PRODUCTION
+        steps, "criteria_of", lambda *_: __import__("tests.rules.trial_records", fromlist=["x"]).PRODUCTION
     )
     case = Case(store, switch, stubs)
     case.to_step()
@@ -198,7 +199,7 @@ def test_R7_two_writers_of_one_state_cannot_both_win(
     store: ObjectStore, switch: EnvoySwitch, stubs: dict[str, int]
 ) -> None:
     case = Case(store, switch, stubs)
-    one, two = steps.Rollout(store, case.key), steps.Rollout(store, case.key)
+    one, two = storage.Rollout(store, case.key), storage.Rollout(store, case.key)
     first, second = one.load(time.time()), two.load(time.time())
     one.save(first.model_copy(update={"reason": "one"}))
     with pytest.raises(SwitchError, match="written by another process"):
@@ -212,18 +213,18 @@ def test_R7_the_lease_is_held_between_ticks_and_given_back_at_the_end(
 ) -> None:
     case = Case(store, switch, stubs)
     case.to_step()
-    held = read_lease(store, steps.lease_name(case.plan.target))
+    held = read_lease(store, storage.lease_name(case.plan.target))
     assert held is not None and held.live(time.time())
     with pytest.raises(Exception, match="held"):
-        Lease.acquire(store, steps.lease_name(case.plan.target), owner="another", ttl_s=5, now=time.time())
+        Lease.acquire(store, storage.lease_name(case.plan.target), owner="another", ttl_s=5, now=time.time())
     case.fleet.fails["stable"] = 0
-    rollout = steps.Rollout(store, case.key)
+    rollout = storage.Rollout(store, case.key)
     state = rollout.load(time.time())
     rollout.save(machine.intend_rollback(state, time.time(), "by hand", token=state.token))
     assert case.tick().phase is Phase.ROLLED_BACK
-    after = read_lease(store, steps.lease_name(case.plan.target))
+    after = read_lease(store, storage.lease_name(case.plan.target))
     assert after is not None and after.released
 
 
 def test_the_state_folder_of_a_rollout_is_keyed_by_target(tmp_path: Path) -> None:
-    assert steps.rollout_folder(Target(model="a/b", pool="p"), "r") == "rollouts/a_b@p/r"
+    assert storage.rollout_folder(Target(model="a/b", pool="p"), "r") == "rollouts/a_b@p/r"
