@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.errors import BadInput
 from infra.revision import is_committed_blob
@@ -16,6 +16,17 @@ from tasks.shared.outcomes import combine
 from tasks.shared.records import Criteria, Outcome, Reading, Reason
 from tasks.shared.statistics import change
 
+TOLERANCE_PCT_POINTS = 0.05
+"""What a claim may be off by, being rounded. No field of the claim: it would be the claimant's to choose."""
+
+
+class ClaimedAbsolute(BaseModel):
+    """A change without a percentage: the baseline is 0, as error rates and OOM counts often are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    change_abs: float = Field(description="candidate minus baseline, in the readings' unit")
+
 
 class Claim(BaseModel):
     """What a change request says: the primary metric that it moves, and what every guard reads."""
@@ -24,8 +35,7 @@ class Claim(BaseModel):
 
     primary: str
     change_pct: float
-    guards: dict[str, float]
-    tolerance_pct_points: float = 0.05
+    guards: dict[str, float | ClaimedAbsolute] = Field(description="change in %, or as an absolute one")
 
 
 def _readings(path: Path) -> dict[str, Reading]:
@@ -117,16 +127,29 @@ def _check_claim(path: Path, comparisons: list[MetricComparison], criteria: Crit
     if silent:
         found.append(Reason(rule="claim", outcome=Outcome.FAIL, text=f"the claim says nothing of {', '.join(silent)}"))
     for name, said in {claim.primary: claim.change_pct, **claim.guards}.items():
-        measured = by_name[name].change_pct if name in by_name else None
-        holds = measured is not None and abs(measured - said) <= claim.tolerance_pct_points
-        found.append(
-            Reason(
-                rule=f"claim {name}",
-                outcome=Outcome.PASS if holds else Outcome.FAIL,
-                observed=measured,
-                limit=said,
-                unit="%",
-                text=f"claimed {said:+.2f} %, recomputed {'unknown' if measured is None else f'{measured:+.2f} %'}",
-            )
-        )
+        found.append(_recomputed(name, said, by_name.get(name)))
     return found
+
+
+def _recomputed(name: str, said: float | ClaimedAbsolute, comparison: MetricComparison | None) -> Reason:
+    if isinstance(said, ClaimedAbsolute):
+        claimed, measured = said.change_abs, comparison.change_abs if comparison else None
+        unit = comparison.candidate.unit if comparison else ""
+        # Rounded as finely as a percentage may be.
+        allowed = max(1e-9, abs(measured or 0.0) * TOLERANCE_PCT_POINTS / 100)
+        shown, remedy = "+g", ""
+    else:
+        claimed, measured, unit = said, comparison.change_pct if comparison else None, "%"
+        allowed, shown = TOLERANCE_PCT_POINTS, "+.2f"
+        no_percentage = measured is None and comparison is not None and comparison.change_abs is not None
+        remedy = '; the baseline is 0, so claim {"change_abs": …}' if no_percentage else ""
+    holds = measured is not None and abs(measured - claimed) <= allowed
+    known = "unknown" if measured is None else f"{measured:{shown}} {unit}".rstrip()
+    return Reason(
+        rule=f"claim {name}",
+        outcome=Outcome.PASS if holds else Outcome.FAIL,
+        observed=measured,
+        limit=claimed,
+        unit=unit,
+        text=f"claimed {claimed:{shown}} {unit}".rstrip() + f", recomputed {known}{remedy}",
+    )

@@ -109,6 +109,42 @@ def test_C4_a_claim_that_differs_from_the_recomputed_change_fails(repository: Pa
 
 
 @pytest.mark.parametrize(
+    ("code", "said", "claimed"),
+    [
+        (0, "recomputed +0.008 %", {"change_abs": 0.008}),
+        (1, "recomputed +0.008 %", {"change_abs": 0.004}),
+        (1, 'claim {"change_abs": …}', 0.0),
+        (2, "is no claim", {"change_abs": 0.008, "tolerance": 1}),
+    ],
+)
+def test_C4_a_guard_whose_baseline_is_zero_is_claimed_by_its_absolute_change(
+    repository: Path, code: int, said: str, claimed: object
+) -> None:
+    b = readings(repository / "b.json", **{**BASE, "error_rate": (0.0, "%")})
+    better = {"throughput_per_gpu": (2300.0, "tok/s"), "cost_per_million_tokens": (0.23, "per million tokens")}
+    c = readings(repository / "c.json", **{**BASE, **better, "error_rate": (0.008, "%")})
+    guards = dict.fromkeys((n for n in BASE if n not in better), 0.0) | {"error_rate": claimed}
+    claim = repository / "claim.json"
+    claim.write_text(json.dumps({"primary": "throughput_per_gpu", "change_pct": 25.0, "guards": guards}))
+    criteria = str(repository / "criteria.md")
+    done = ratchet("verdict", "--criteria", criteria, "--baseline", b, "--candidate", c, "--claim", str(claim))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in " ".join((done.stdout + done.stderr).split())
+
+
+def test_C4_a_claim_cannot_choose_how_far_off_it_may_be(repository: Path) -> None:
+    b = readings(repository / "b.json", **BASE)
+    claim = repository / "claim.json"
+    claim.write_text(
+        json.dumps({"primary": "throughput_per_gpu", "change_pct": 31.0, "guards": {}, "tolerance_pct_points": 99.0})
+    )
+    criteria = str(repository / "criteria.md")
+    done = ratchet("verdict", "--criteria", criteria, "--baseline", b, "--candidate", b, "--claim", str(claim))
+    assert done.returncode == 2
+    assert "tolerance_pct_points" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("named", "arguments"),
     [
         ("does not exist", ("campaign", "run", "--params", "nowhere.yaml")),
