@@ -19,6 +19,9 @@ DEFAULT_DISCOUNT_PCT = 2.5
 CLOSE_TO_LIMIT = 0.5
 """A guard that used more than this share of what it is allowed is told to the approver as a risk."""
 
+CLOCK_SKEW_S = 60.0
+"""How far the clocks of the machines that plan, approve and roll out may lie apart."""
+
 
 def rollout_plan(
     verdict: SandboxVerdict,
@@ -125,6 +128,9 @@ def _risks(verdict: SandboxVerdict, trial: TrialResult, discount_pct: float) -> 
 def approval_valid(plan: RolloutPlan, approval: Approval | None, now_s: float) -> Judgement:
     """Whether this plan may start now. Only an unexpired yes to exactly this plan passes.
 
+    Plan, approval and rollout may come from three machines: an approval may lie up to CLOCK_SKEW_S before the plan or
+    ahead of now. Its end is not stretched.
+
     Args:
         now_s: seconds since the epoch; `approval.expires_s` is on the same clock, not a duration.
     """
@@ -159,7 +165,7 @@ def approval_valid(plan: RolloutPlan, approval: Approval | None, now_s: float) -
         ),
         (
             "time",
-            plan.created_s <= approval.at_s <= now_s,
+            plan.created_s - CLOCK_SKEW_S <= approval.at_s <= now_s + CLOCK_SKEW_S,
             f"the approval ({approval.at_s:.0f}) is not between the plan ({plan.created_s:.0f}) and now ({now_s:.0f})",
         ),
     )

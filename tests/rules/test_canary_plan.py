@@ -103,6 +103,11 @@ def approval(**changes):
         (F, approval(by=" "), 2000),
         (F, approval(at_s=9999.0), 2000),
         (F, approval(at_s=1.0), 2000),
+        (P, approval(at_s=2001.0), 2000),  # written by a machine whose clock is ahead
+        (P, approval(at_s=2060.0), 2000),
+        (F, approval(at_s=2061.0), 2000),
+        (P, approval(at_s=940.0), 2000),
+        (F, approval(at_s=939.0), 2000),
     ],
 )
 def test_S1_only_an_unexpired_yes_to_exactly_this_plan_passes(expected, given_, now_s):
