@@ -157,6 +157,15 @@ class Lease:
         record = _version(old.name, old.owner, old.token, acquired_s=old.acquired_s, expires_s=now + self._ttl_s)
         self._swap(record, now)
 
+    def keep(self, now: float) -> None:
+        """`renew` once a quarter of its time is over: cheap enough for every turn of a waiting loop.
+
+        Raises:
+            LeaseLost: as `renew`.
+        """
+        if self.record.expires_s - now < 0.75 * self._ttl_s:
+            self.renew(now)
+
     def check(self, now: float) -> None:
         """Read the store and raise unless this lease is still held at `now`.
 

@@ -69,6 +69,7 @@ def end(
     grace_s: float,
     kill_wait_s: float = 10.0,
     terminate_first: Iterable[int] = (),
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[psutil.Process]:
     """TERM, wait, KILL, wait; returns what is still there.
 
@@ -76,7 +77,14 @@ def end(
         find: gives the present processes; asked again each time, so that new children are seen.
         grace_s: seconds between TERM and KILL.
         terminate_first: pids that get the TERM (an engine shuts its own children down); all when empty.
+        meanwhile: called at every look while it waits.
     """
+
+    def pause() -> None:
+        time.sleep(POLL_S)
+        if meanwhile is not None:
+            meanwhile()
+
     present = find()
     first = set(terminate_first)
     for process in present:
@@ -84,13 +92,13 @@ def end(
             _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while present and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        pause()
         present = [p for p in present if _lives(p)] or find()
     deadline = time.monotonic() + kill_wait_s
     while (present := find()) and time.monotonic() < deadline:
         for process in present:
             _signal(process, signal.SIGKILL)
-        time.sleep(POLL_S)
+        pause()
     return present
 
 

@@ -121,7 +121,7 @@ class LocalFleet:
             FleetError: the new replica did not come up; the old one serves on.
         """
         switch = EnvoySwitch.of_stack(self._state)
-        self._end_unrecorded()
+        self._end_unrecorded(renew)
         found = self.current(role)
         old: Replica | None = None
         if found is None or found.config_hash != config.config_hash():
@@ -133,7 +133,7 @@ class LocalFleet:
         set_targets(self._paths, "engines", [f"127.0.0.1:{found.port}"], {"role": role})
         if old is not None:
             self._wait_idle(old, renew)
-        self._end_unrecorded()
+        self._end_unrecorded(renew)
         return found
 
     def _recorded_ids(self) -> set[str]:
@@ -143,7 +143,7 @@ class LocalFleet:
                 found.add(Replica.model_validate_json(self._file(role).read_text()).engine_id)
         return found
 
-    def _end_unrecorded(self) -> None:
+    def _end_unrecorded(self, renew: Callable[[], None] | None) -> None:
         """End every engine of this stack that no role is recorded to be served by."""
         kept = self._recorded_ids()
 
@@ -154,7 +154,7 @@ class LocalFleet:
                 if not any(processes.has_mark(process, processes.ID_VARIABLE, known) for known in kept)
             ]
 
-        if strays() and (left := processes.end(strays, grace_s=10.0)):
+        if strays() and (left := processes.end(strays, grace_s=10.0, meanwhile=renew)):
             raise FleetError(f"replaced engines outlived SIGKILL: pid {', '.join(str(p.pid) for p in left)}")
 
     def _wait_idle(self, replica: Replica, renew: Callable[[], None] | None, wait_s: float = 60.0) -> None:
@@ -222,24 +222,28 @@ class LocalFleet:
             if renew is not None:
                 renew()
 
-    def retire(self, role: Role) -> None:
+    def retire(self, role: Role, *, renew: Callable[[], None] | None = None) -> None:
         """End the replica of a role with everything that it started; harmless when there is none."""
         set_targets(self._paths, "engines", [], {"role": role})
         try:
             found = Replica.model_validate_json(self._file(role).read_text())
         except (FileNotFoundError, ValueError):
             return
-        left = processes.end(lambda: processes.of_engine(found.engine_id, found.pid), grace_s=10.0)
+        left = processes.end(lambda: processes.of_engine(found.engine_id, found.pid), grace_s=10.0, meanwhile=renew)
         if left:
             raise FleetError(f"the {role} replica's pid {', '.join(str(p.pid) for p in left)} outlived SIGKILL")
         self._file(role).unlink(missing_ok=True)
 
-    def drain_and_retire(self, role: Role, switch: EnvoySwitch, wait_s: float = 60.0) -> None:
-        """Wait until no request is under way on the role, then end it."""
+    def drain_and_retire(
+        self, role: Role, switch: EnvoySwitch, wait_s: float = 60.0, *, renew: Callable[[], None] | None = None
+    ) -> None:
+        """Wait until no request is under way on the role, then end it; `renew` is called all the while."""
         deadline = time.monotonic() + wait_s
         while switch.counters()[role].active > 0 and time.monotonic() < deadline:
+            if renew is not None:
+                renew()
             time.sleep(0.2)
-        self.retire(role)
+        self.retire(role, renew=renew)
         if role == "canary":
             switch.clear_endpoint("canary")
 

@@ -46,7 +46,7 @@ def drill(plan_key: str, share: float, ttl_s: float = 60.0, wait_s: float = 60.0
     )
     log = get_run_logger()
     try:
-        fleet.ensure("canary", plan.config, renew=lambda: lease.renew(time.time()))
+        fleet.ensure("canary", plan.config, renew=lambda: lease.keep(time.time()))
         before = switch.counters()["canary"].rq_total
         switch.set_weight(share)
         deadline = time.monotonic() + wait_s

@@ -29,10 +29,10 @@ def roll_back(
     try:
         if not fleet.serves("stable", rollout.plan.baseline_config) and fleet.alive("canary"):
             # During a promotion stable may be gone or half new: it is made whole before it gets the traffic.
-            fleet.ensure("stable", rollout.plan.baseline_config, renew=lambda: lease.renew(time.time()))
+            fleet.ensure("stable", rollout.plan.baseline_config, renew=lambda: lease.keep(time.time()))
         report = switch.rollback()
-        fleet.ensure("stable", rollout.plan.baseline_config, renew=lambda: lease.renew(time.time()))
-        fleet.drain_and_retire("canary", switch)
+        fleet.ensure("stable", rollout.plan.baseline_config, renew=lambda: lease.keep(time.time()))
+        fleet.drain_and_retire("canary", switch, renew=lambda: lease.keep(time.time()))
     except (SwitchError, FleetError) as error:
         log.error("ROLLBACK FAILED: %s", error)
         return rollout.save(

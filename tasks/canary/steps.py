@@ -89,7 +89,7 @@ def advance(
         return _start(rollout, state, lease)
     if state.phase is Phase.DEPLOYING:
         try:
-            fleet.ensure("canary", rollout.plan.config, renew=lambda: lease.renew(time.time()))
+            fleet.ensure("canary", rollout.plan.config, renew=lambda: lease.keep(time.time()))
         except FleetError as error:
             state = rollout.save(machine.intend_rollback(state, time.time(), str(error), token=lease.token))
             return roll_back(rollout, state, lease, switch, fleet)
@@ -180,7 +180,7 @@ def _promote(
         # Not when stable is new already: the canary may be retired by then.
         give_canary(rollout, lease, switch, 1.0)
     try:
-        fleet.ensure("stable", rollout.plan.config, renew=lambda: lease.renew(time.time()))
+        fleet.ensure("stable", rollout.plan.config, renew=lambda: lease.keep(time.time()))
     except FleetError as error:
         state = rollout.save(machine.intend_rollback(state, time.time(), str(error), token=lease.token))
         return roll_back(rollout, state, lease, switch, fleet)
@@ -189,7 +189,7 @@ def _promote(
         "promoted: stable serves everything with the new configuration; last request on the canary after %.0f ms",
         report.last_canary_request_ms or 0.0,
     )
-    fleet.drain_and_retire("canary", switch)
+    fleet.drain_and_retire("canary", switch, renew=lambda: lease.keep(time.time()))
     return rollout.save(
         machine.moved(state, Phase.VERIFYING, time.time(), token=lease.token, reason="waits for production's window")
     )

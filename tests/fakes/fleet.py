@@ -24,6 +24,7 @@ class StubFleet:
         self.serving: dict[str, ServingConfig] = {"stable": stable}
         self.fails = fails or {}
         self.calls: list[tuple[str, str]] = []
+        self.renewed: list[str] = []
         switch.set_endpoint("stable", "127.0.0.1", ports["stable"])
 
     def ensure(self, role: str, config: ServingConfig, *, renew: Callable[[], None] | None = None) -> None:
@@ -43,7 +44,12 @@ class StubFleet:
     def last_words(self, role: str) -> str:
         return f"{role} said nothing"
 
-    def drain_and_retire(self, role: str, switch: EnvoySwitch, wait_s: float = 60.0) -> None:
+    def drain_and_retire(
+        self, role: str, switch: EnvoySwitch, wait_s: float = 60.0, *, renew: Callable[[], None] | None = None
+    ) -> None:
+        if renew is not None:
+            renew()
+            self.renewed.append(role)
         self.serving.pop(role, None)
         if role == "canary":
             switch.clear_endpoint("canary")

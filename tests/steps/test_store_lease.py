@@ -107,3 +107,14 @@ def test_OR5_one_of_two_that_start_at_once_gets_the_lease(store, name):
 def test_a_time_to_live_of_zero_is_refused(store, name):
     with pytest.raises(BadInput, match="not positive"):
         Lease.acquire(store, name, "one", 0, NOW)
+
+
+def test_a_kept_lease_is_written_only_when_a_quarter_of_its_time_is_over(store, name):
+    lease = Lease.acquire(store, name, "one", 10, NOW)
+    before = lease.record
+    lease.keep(NOW + 2)
+    assert lease.record == before
+    lease.keep(NOW + 3)
+    assert lease.record.expires_s == NOW + 13
+    with pytest.raises(LeaseLost, match="expired"):
+        lease.keep(NOW + 13)
