@@ -61,7 +61,7 @@ class Api:
         return str(self.call("POST", f"/flow_runs/{run}/resume", body).json()["status"])
 
     def shown(self, run: str) -> str:
-        found = self.call("POST", f"/flow_runs/{run}/input/filter", {"prefix": "suspend"}).json()
+        found = self.call("POST", f"/flow_runs/{run}/input/filter", {"prefix": "suspend", "limit": 10}).json()
         return " ".join(str(i["value"]) for i in found)
 
 

@@ -37,7 +37,6 @@ TTL_S = 10.0
 GRACE_S = 5.0
 PHASE_S = 240.0
 RATE_PER_S = 0.4
-WAY = [Phase.PREPARED, Phase.DEPLOYING, Phase.STEP, Phase.PROMOTING, Phase.VERIFYING]
 
 
 class FewUsers(Users):
