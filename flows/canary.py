@@ -42,10 +42,8 @@ def run_rollout(params: RolloutParams) -> RolloutState:
 
 
 def close_rollout(plan_key: str, state: RolloutState) -> CanaryVerdict:
-    """Hang up the timeline and tell the orchestrator that the next round may start."""
-    verdict = ending.stored_verdict(state.plan)
-    if verdict is None:
-        verdict = ending.conclude(plan_key, state)
+    """Complete verdict and ledger, hang up the timeline, tell the orchestrator that the next round may start."""
+    verdict = ending.conclude(plan_key, state)
     publish.canary(verdict)
     publish.event(
         "rollout.completed" if state.phase is Phase.COMPLETED else "rollout.ended",

@@ -156,7 +156,7 @@ class _Demo:
             _wait_for_canary(switch, 2, 60)
             report = switch.rollback()
         switch.clear_endpoint("canary")
-        milliseconds = report.last_canary_request_ms or report.in_force_ms
+        milliseconds = report.last_request_ms(report.decision_monotonic_s)
         self.say(f"switch back to stable in force after {report.in_force_ms:.0f} ms under traffic")
         return milliseconds
 

@@ -8,7 +8,9 @@ from infra.errors import BadInput
 from infra.store import ObjectStore
 from tasks.baseline.records import BaselineReport
 from tasks.bottleneck.records import BottleneckReport
-from tasks.canary.records import Approval, CanaryVerdict, RolloutPlan, RolloutState
+from tasks.canary.conclusion import concluded
+from tasks.canary.records import Approval, CanaryVerdict, RolloutPlan, RolloutState, Verification
+from tasks.canary.rollout import TERMINAL
 from tasks.hypothesis.records import Hypotheses
 from tasks.sandbox.records import SandboxVerdict, TrialResult
 from tasks.shared.ledger import ledger_prefix
@@ -68,6 +70,8 @@ def load_story(store: ObjectStore, campaign: str) -> Story:
         folder = f"rollouts/{target.key}/{plan.plan_id}"
         rollout = _maybe(store, f"{folder}/state.json", RolloutState)
         canary = _maybe(store, f"{folder}/verdict.json", CanaryVerdict)
+        if canary is None and rollout is not None and rollout.phase in TERMINAL:
+            canary = concluded(rollout, _maybe(store, f"{folder}/verification.json", Verification))
     ledger = tuple(store.get_record(i.key, LedgerEntry) for i in store.list(ledger_prefix(target)))
     return Story(
         campaign=campaign,

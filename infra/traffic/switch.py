@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from infra.errors import BadInput, RatchetError, Unreachable
 from infra.stack.atomic import replace_file
 from infra.stack.envoy_documents import (
@@ -27,6 +25,7 @@ from infra.stack.envoy_documents import (
 from infra.stack.files import stack_addresses
 from infra.stack.paths import StackPaths
 from infra.stack.probes import http_get
+from infra.traffic.records import ClusterCounters, RollbackReport
 
 _POLL_S = 0.002
 _ROLLBACK_TRIES = 3
@@ -34,35 +33,6 @@ _ROLLBACK_TRIES = 3
 
 class SwitchError(RatchetError):
     """The switch is not, or cannot be shown to be, where it was put."""
-
-
-class ClusterCounters(BaseModel):
-    """Envoy's counters of one arm since Envoy started; they fall back to 0 when it restarts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rq_total: int = Field(description="requests sent to the arm")
-    rq_2xx: int
-    rq_4xx: int
-    rq_5xx: int = Field(description="5xx answers, Envoy's own 503s for this arm included")
-    resets: int = Field(description="streams broken off, by the arm or by Envoy towards it")
-    connect_failures: int = Field(description="connections that were refused or timed out")
-    none_healthy: int = Field(description="requests for which the arm had no address")
-    active: int = Field(description="requests under way now")
-
-
-class RollbackReport(BaseModel):
-    """What a rollback did and how long it took; durations count from the decision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    decision_monotonic_s: float = Field(description="time.monotonic() when it was called")
-    in_force_ms: float = Field(description="until Envoy itself said weight 0")
-    last_canary_request_ms: float | None = Field(
-        description="until the last request the canary was seen to get; None when it got none"
-    )
-    canary_requests_after: int = Field(description="requests the canary got after weight 0 was read back")
-    quiet_s: float = Field(description="for how long the canary's counter was then watched and stood still")
 
 
 def zero_weight_file(runtime_file: Path) -> None:

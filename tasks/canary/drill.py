@@ -61,7 +61,7 @@ def drill(plan_key: str, share: float, ttl_s: float = 60.0, wait_s: float = 60.0
     finally:
         report = switch.rollback()
         lease.release()
-    milliseconds = report.last_canary_request_ms if report.last_canary_request_ms is not None else report.in_force_ms
+    milliseconds = report.last_request_ms(report.decision_monotonic_s)
     log.info(
         "drill: weight 0 in force after %.0f ms, last new request on the canary after %.0f ms, %d after that",
         report.in_force_ms,

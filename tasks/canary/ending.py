@@ -11,10 +11,10 @@ from infra.lease import Lease
 from infra.traffic.fleet import FleetError, LocalFleet
 from infra.traffic.switch import EnvoySwitch, SwitchError
 from tasks.canary import rollout as machine
-from tasks.canary.records import CanaryVerdict, Phase, RolloutPlan, RolloutState
-from tasks.canary.storage import Rollout, rollout_folder
+from tasks.canary.conclusion import concluded, ledger_line
+from tasks.canary.records import CanaryVerdict, Phase, RolloutState
+from tasks.canary.storage import Rollout
 from tasks.shared.ledger import ledger_key
-from tasks.shared.records import Judgement, LedgerEntry, Outcome, Reading, Reason
 
 
 def roll_back(
@@ -25,7 +25,7 @@ def roll_back(
     fleet: LocalFleet,
 ) -> RolloutState:
     """Back to the baseline's configuration: weight 0 at once, then stable re-applied where it differs (case CA5)."""
-    log = get_run_logger()
+    log, decided_s = get_run_logger(), time.monotonic()
     try:
         if not fleet.serves("stable", rollout.plan.baseline_config) and fleet.alive("canary"):
             # During a promotion stable may be gone or half new: it is made whole before it gets the traffic.
@@ -45,69 +45,33 @@ def roll_back(
                 reason=f"{state.reason}; rollback failed: {error}",
             )
         )
-    log.warning(
-        "rolled back: %s (last request on the canary after %.0f ms)", state.reason, report.last_canary_request_ms or 0.0
-    )
+    rollback_ms = report.last_request_ms(decided_s)
+    log.warning("rolled back: %s (last request on the canary after %.0f ms)", state.reason, rollback_ms)
     state = rollout.save(
         machine.moved(
             state,
             Phase.ROLLED_BACK,
             time.time(),
             token=lease.token,
-            rollback_ms=report.last_canary_request_ms or report.in_force_ms,
+            rollback_ms=rollback_ms,
         )
     )
     lease.release()
     return state
 
 
-def stored_verdict(plan: RolloutPlan) -> CanaryVerdict | None:
-    """The verdict of a finished rollout."""
-    store, key = open_store(), f"{rollout_folder(plan.target, plan.plan_id)}/verdict.json"
-    return store.get_record(key, CanaryVerdict) if store.exists(key) else None
-
-
 def conclude(plan_key: str, state: RolloutState) -> CanaryVerdict:
-    """The verdict of a rollout that ended before production was verified."""
+    """The verdict of a rollout in a terminal state, and its line in the ledger.
+
+    Both follow from what is stored: a repeat completes what a killed tick left out, and changes nothing else.
+    A rollback that failed is not the end: it has a line in the ledger, and its verdict is not stored.
+    """
     rollout = Rollout(open_store(), plan_key)
-    outcome = Outcome.PASS if state.phase is Phase.COMPLETED else Outcome.FAIL
-    said = Judgement(
-        outcome=outcome, reasons=(Reason(rule="rollout", outcome=outcome, text=state.reason or state.phase.value),)
-    )
-    return write_conclusion(rollout, state, said, {}, {})
-
-
-def write_conclusion(
-    rollout: Rollout, state: RolloutState, judged: Judgement, before: dict[str, Reading], after: dict[str, Reading]
-) -> CanaryVerdict:
-    b, a = before.get("throughput_per_gpu"), after.get("throughput_per_gpu")
-    change = None
-    if b is not None and a is not None and b.value and a.value is not None:
-        change = (a.value - b.value) / b.value * 100
-    verdict = CanaryVerdict(
-        rollout_id=state.rollout_id,
-        target=rollout.plan.target,
-        judgement=judged,
-        phase=state.phase,
-        decisions=state.decisions,
-        production_before=before,
-        production_after=after,
-        production_change_pct=change,
-        rollback_ms=state.rollback_ms,
-    )
-    rollout.store.put_record_once(f"{rollout.folder}/verdict.json", verdict)
-    entry = LedgerEntry(
-        entry_id=f"{state.rollout_id[:12]}-{state.phase.value.replace(' ', '-')}",
-        at_s=time.time(),
-        target=rollout.plan.target,
-        campaign=rollout.plan.campaign,
-        kind="rollout",
-        changes=rollout.plan.changes,
-        outcome_class=state.phase.value,
-        reason=state.reason,
-        throughput_change_pct=rollout.plan.expected_gain_pct,
-        production_change_pct=change,
-        record_key=f"{rollout.folder}/verdict.json",
-    )
+    verdict = concluded(state, rollout.verification())
+    record_key = rollout.key
+    if state.phase is not Phase.ROLLBACK_FAILED:
+        record_key = f"{rollout.folder}/verdict.json"
+        rollout.store.put_record_once(record_key, verdict)
+    entry = ledger_line(state, verdict, record_key)
     rollout.store.put_record_once(ledger_key(entry), entry)
     return verdict

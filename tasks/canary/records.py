@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from infra.engine.config import ServingConfig
-from tasks.shared.records import CanaryStep, Judgement, Reading, Record, Target
+from tasks.shared.records import CanaryStep, Judgement, Reading, Record, Target, Window
 
 
 class RolloutPlan(Record):
@@ -104,8 +104,20 @@ class RolloutState(Record):
     intent: str = Field(default="", description="the effect about to be made; empty once it was verified")
     decisions: tuple[StepDecision, ...] = ()
     reason: str = ""
-    rollback_ms: float | None = Field(default=None, description="decision to the last new request on the canary")
+    rollback_ms: float | None = Field(
+        default=None,
+        description="decision to the last new request on the canary; after a kill or a failed try, from the next try",
+    )
     updated_s: float = 0.0
+
+
+class Verification(Record):
+    """Production before the rollout and after the promotion; written once, before the state that follows from it."""
+
+    window: Window
+    judgement: Judgement
+    before: dict[str, Reading]
+    after: dict[str, Reading]
 
 
 class CanaryVerdict(Record):

@@ -21,13 +21,13 @@ from infra.traffic.switch import EnvoySwitch, SwitchError
 from tasks.baseline.production import production_metrics
 from tasks.canary import rollout as machine
 from tasks.canary.arms import read_both
-from tasks.canary.ending import roll_back, write_conclusion
+from tasks.canary.ending import roll_back
 from tasks.canary.plan import approval_valid
-from tasks.canary.records import Phase, RolloutState
+from tasks.canary.records import Phase, RolloutState, Verification
 from tasks.canary.rules import judge_step, production_verdict, stable_reference
 from tasks.canary.storage import Rollout, approval_of, baseline_of, criteria_of, take_lease
 from tasks.shared.outcomes import judgement
-from tasks.shared.records import Outcome, Reason, Window
+from tasks.shared.records import Judgement, Outcome, Reason, Window
 
 SETTLE_S = 2.0
 """Prometheus scrapes each second: a step is not read before two scrapes lie in it."""
@@ -101,8 +101,12 @@ def advance(
         return _step(rollout, state, lease, switch, fleet)
     if state.phase is Phase.PROMOTING:
         return _promote(rollout, state, lease, switch, fleet)
-    if state.phase is Phase.VERIFYING and verify_window is not None:
-        return _verify(rollout, state, lease, switch, fleet, verify_window)
+    if state.phase is Phase.VERIFYING:
+        verified = rollout.verification()  # there already when a tick was killed after it had measured
+        if verified is None and verify_window is not None:
+            verified = _measure_production(rollout, state, verify_window)
+        if verified is not None:
+            return _act_on_production(rollout, state, lease, switch, fleet, verified.judgement)
     lease.renew(time.time())
     return state
 
@@ -187,7 +191,7 @@ def _promote(
     report = switch.rollback()
     log.info(
         "promoted: stable serves everything with the new configuration; last request on the canary after %.0f ms",
-        report.last_canary_request_ms or 0.0,
+        report.last_request_ms(report.decision_monotonic_s),
     )
     fleet.drain_and_retire("canary", switch, renew=lambda: lease.keep(time.time()))
     return rollout.save(
@@ -195,12 +199,14 @@ def _promote(
     )
 
 
-def _verify(
-    rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet, window: Window
-) -> RolloutState:
-    """C2 once more, on production, over a window as long as the baseline's (spec R5)."""
-    plan = rollout.plan
-    criteria = criteria_of(rollout.store, plan)
+def _measure_production(rollout: Rollout, state: RolloutState, window: Window) -> Verification:
+    """C2 once more, on production, over a window as long as the baseline's (spec R5). Stored before anything follows
+    from it.
+
+    Raises:
+        BadInput: the window does not lie between the promotion and now, or is too short.
+    """
+    criteria = criteria_of(rollout.store, rollout.plan)
     if window.start_s < state.updated_s or window.end_s > time.time():
         raise BadInput(
             f"the window {window.start_s:.0f} to {window.end_s:.0f} does not lie between the promotion "
@@ -212,28 +218,23 @@ def _verify(
             f"a window of {window.end_s - window.start_s:.0f} s is shorter than the baseline's "
             f"{criteria.windows.baseline_s:.0f} s"
         )
-    before = {m.name: m.reading for m in baseline_of(rollout.store, plan).metrics}
-    measured = production_metrics("stable", window, criteria)
-    after = {m.name: m.reading for m in measured}
+    before = {m.name: m.reading for m in baseline_of(rollout.store, rollout.plan).metrics}
+    after = {m.name: m.reading for m in production_metrics("stable", window, criteria)}
     judged = production_verdict(before, after, criteria)
-    if judged.outcome is Outcome.FAIL:
-        why = "; ".join(r.text for r in judged.reasons if r.outcome is Outcome.FAIL)
-        state = rollout.save(
-            machine.intend_rollback(state, time.time(), f"production disagrees: {why}", token=lease.token)
-        )
-        state = roll_back(rollout, state, lease, switch, fleet)
-    elif judged.outcome is Outcome.PASS:
-        state = rollout.save(
-            machine.moved(
-                state, Phase.COMPLETED, time.time(), token=lease.token, reason="; ".join(r.text for r in judged.reasons)
-            )
-        )
+    return rollout.keep_verification(Verification(window=window, judgement=judged, before=before, after=after))
+
+
+def _act_on_production(
+    rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet, judged: Judgement
+) -> RolloutState:
+    if judged.outcome is Outcome.PASS:
+        reason = "; ".join(r.text for r in judged.reasons)
+        state = rollout.save(machine.moved(state, Phase.COMPLETED, time.time(), token=lease.token, reason=reason))
         lease.release()
-    else:
-        why = "; ".join(r.text for r in judged.reasons if r.outcome is not Outcome.PASS)
-        state = rollout.save(
-            machine.intend_rollback(state, time.time(), f"production proves nothing: {why}", token=lease.token)
-        )
-        state = roll_back(rollout, state, lease, switch, fleet)
-    write_conclusion(rollout, state, judged, before, after)
-    return state
+        return state
+    failed = [r for r in judged.reasons if r.outcome is Outcome.FAIL]
+    against = failed or [r for r in judged.reasons if r.outcome is not Outcome.PASS]
+    why = "; ".join(r.text for r in against)
+    reason = f"production {'disagrees' if failed else 'proves nothing'}: {why}"
+    state = rollout.save(machine.intend_rollback(state, time.time(), reason, token=lease.token))
+    return roll_back(rollout, state, lease, switch, fleet)

@@ -11,7 +11,7 @@ from infra.store import ObjectStore
 from infra.traffic.switch import SwitchError
 from tasks.baseline.records import BaselineReport
 from tasks.canary import rollout as machine
-from tasks.canary.records import Approval, RolloutPlan, RolloutState
+from tasks.canary.records import Approval, RolloutPlan, RolloutState, Verification
 from tasks.shared.pin import CriteriaPin
 from tasks.shared.records import Criteria, Target
 
@@ -42,6 +42,17 @@ class Rollout:
             self.store.put_record_once(self.key, machine.prepared(self.plan.plan_id, self.plan, now_s, token=0))
         state, self.etag = self.store.get_record_with_etag(self.key, RolloutState)
         return state
+
+    def verification(self) -> Verification | None:
+        """Production's readings after the promotion, once they are stored."""
+        key = f"{self.folder}/verification.json"
+        return self.store.get_record(key, Verification) if self.store.exists(key) else None
+
+    def keep_verification(self, measured: Verification) -> Verification:
+        """Store them; the first ones stay, and are returned."""
+        key = f"{self.folder}/verification.json"
+        self.store.put_record_once(key, measured)
+        return self.store.get_record(key, Verification)
 
     def unchanged(self) -> bool:
         """Whether the state in S3 is still the one that this process read or wrote last."""

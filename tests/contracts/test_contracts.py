@@ -50,6 +50,7 @@ def test_every_contract_is_kept(copy: Path) -> None:
         ("infra/agent/client.py", "import infra.traffic.fleet", "The agent's stages cannot reach production"),
         ("tasks/sandbox/steps.py", "import infra.traffic.fleet", "Only the canary stage may use production's rights"),
         ("tasks/canary/rules.py", "import time", "Records, rules and gates are pure"),
+        ("tasks/canary/conclusion.py", "import time", "Records, rules and gates are pure"),
         ("tasks/baseline/records.py", "import prefect", "Records, rules and gates are pure"),
         ("tasks/baseline/steps.py", "import tasks.sandbox.records", "A stage imports earlier stages alone"),
     ],
