@@ -178,18 +178,18 @@ def plan_rollout(
     verdict: SandboxVerdict,
     baseline: BaselineReport,
 ) -> tuple[RolloutPlan | None, str]:
-    """A plan that waits for approval, or none when nothing was proven."""
+    """A plan that waits for approval, or none when nothing was proven. A repeat finds the plan, and completes the
+    ledger where a kill kept its line out."""
     if verdict.judgement.outcome is not Outcome.PASS:
         return None, ""
     store = open_store()
     key = f"campaigns/{params.campaign}/plan.json"
-    if store.exists(key):
-        return store.get_record(key, RolloutPlan), key
-    plan = rollout_plan(
-        verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config, created_s=time.time()
-    )
-    if not store.put_record_once(key, plan):
-        plan = store.get_record(key, RolloutPlan)
+    if not store.exists(key):
+        plan = rollout_plan(
+            verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config, created_s=time.time()
+        )
+        store.put_record_once(key, plan)
+    plan = store.get_record(key, RolloutPlan)
     append_ledger(
         LedgerEntry(
             entry_id=plan.plan_id[:12],

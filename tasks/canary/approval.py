@@ -48,10 +48,11 @@ def same_configuration(plan: RolloutPlan, typed: str) -> None:
 
 
 def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
-    """Write the decision; it can be written once.
+    """Write the decision; it can be written once. The same person's same answer again changes nothing, and completes
+    the ledger where a kill kept its line out.
 
     Raises:
-        BadInput: nobody is named, or the plan was decided before.
+        BadInput: nobody is named, or the plan was decided before: otherwise, by someone else, or too long ago.
     """
     if decision not in ("approve", "reject"):
         raise BadInput(f"{decision!r} is no decision", remedy="approve or reject; there is no default")
@@ -70,20 +71,22 @@ def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
     key = f"approvals/{made.plan_hash}.json"
     if not store.put_record_once(key, made):
         before = store.get_record(key, Approval)
-        raise BadInput(
-            f"plan {plan.plan_id[:12]} was decided before: {before.decision} by {before.by}",
-            remedy="A plan is decided once; a new campaign makes a new one",
-        )
+        if (before.decision, before.by) != (made.decision, made.by) or now_s >= before.expires_s:
+            raise BadInput(
+                f"plan {plan.plan_id[:12]} was decided before: {before.decision} by {before.by}",
+                remedy="A plan is decided once; a new campaign makes a new one",
+            )
+        made = before
     entry = LedgerEntry(
         entry_id=f"{made.plan_hash[:12]}-{made.decision}",
-        at_s=now_s,
+        at_s=made.at_s,
         target=plan.target,
         campaign=plan.campaign,
         kind="approval",
         changes=plan.changes,
         outcome_class=made.decision,
         reason=f"by {made.by}",
-        reviewer_s=now_s - plan.created_s,
+        reviewer_s=made.at_s - plan.created_s,
         record_key=key,
     )
     store.put_record_once(ledger_key(entry), entry)
