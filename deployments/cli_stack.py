@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deployments.demo.claim import unfinished
 from deployments.environment import embedded_settings, state_dir
 from infra.stack.control import stack_down, stack_status, stack_up
 from infra.stack.records import StackStatus
@@ -31,6 +32,7 @@ def _show(status: StackStatus) -> None:
 def up(prefect: Annotated[bool, typer.Option(help="with the Prefect server")] = True) -> None:
     """Start what is not running and wait until all of it answers. Example: ratchet stack up"""
     _show(stack_up(state_dir(), prefect=prefect))
+    unfinished(state_dir()).unlink(missing_ok=True)
 
 
 @app.command()
@@ -38,6 +40,7 @@ def down() -> None:
     """End every process of the stack and its replicas; data stays. Example: ratchet stack down"""
     retire_everything(state_dir())
     stack_down(state_dir())
+    unfinished(state_dir()).unlink(missing_ok=True)
     out.print("down; no process is left, data stays in " + str(state_dir()))
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.demo.children import end_leftovers, marked_environment, run_side
+from deployments.demo.claim import claimed, unfinished
 from deployments.demo.production import PHASES, SERVED_MODEL, Users, demo_target, old_configuration, recorded_part
 from deployments.demo.progress import Progress
 from deployments.environment import embedded_settings
@@ -71,17 +72,23 @@ def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path |
 
 @contextlib.contextmanager
 def cleaned(state: Path, keep: bool) -> Iterator[None]:
-    """Nothing of an earlier run is left before, and nothing of this one after."""
+    """Nothing of an earlier demo is left before, and nothing of this one after.
+
+    Raises:
+        BadInput: another demo runs in this folder, or something that no demo started.
+    """
     state.mkdir(parents=True, exist_ok=True)
-    end_leftovers(state)
-    retire_everything(state)
-    try:
-        yield
-    finally:
+    with claimed(state):
         end_leftovers(state)
-        if not keep:
-            retire_everything(state)
-            stack_down(state)
+        retire_everything(state)
+        try:
+            yield
+        finally:
+            end_leftovers(state)
+            if not keep:
+                retire_everything(state)
+                stack_down(state)
+            unfinished(state).unlink(missing_ok=True)  # what is kept is no demo's any more
 
 
 class _Demo:

@@ -248,9 +248,18 @@ class LocalFleet:
             switch.clear_endpoint("canary")
 
 
+def _owners(state_dir: Path) -> tuple[str, str]:
+    return _owner(state_dir), f"ratchet-sandbox:{(state_dir / 'sandbox').absolute()}"
+
+
+def engines_of(state_dir: Path) -> list[psutil.Process]:
+    """Every process of a replica or a sandbox engine that belongs to this state folder."""
+    return [process for owner in _owners(state_dir) for process in processes.of_owner(owner)]
+
+
 def retire_everything(state_dir: Path) -> None:
     """End every replica and sandbox engine that belongs to this state folder, however it was left."""
-    sweep_orphans(_owner(state_dir))
-    sweep_orphans(f"ratchet-sandbox:{(state_dir / 'sandbox').absolute()}")
+    for owner in _owners(state_dir):
+        sweep_orphans(owner)
     for role in ROLES:
         (state_dir / "production" / f"{role}.json").unlink(missing_ok=True)
