@@ -8,12 +8,14 @@ from flows import publish
 from tasks.baseline.records import BaselineReport
 from tasks.bottleneck import steps
 from tasks.bottleneck.records import BottleneckReport
+from tasks.sandbox import profile
 from tasks.shared.gate_steps import stop_on
 from tasks.shared.parameters import CampaignParams
+from tasks.shared.records import Criteria
 
 
 @flow(name="bottleneck", flow_run_name="bottleneck {params.campaign}", validate_parameters=False)
-def run_bottleneck(params: CampaignParams, baseline: BaselineReport) -> BottleneckReport:
+def run_bottleneck(params: CampaignParams, criteria: Criteria, baseline: BaselineReport) -> BottleneckReport:
     """Collect the evidence, rank what it supports; five candidates at most, none is an answer too.
 
     Raises:
@@ -22,7 +24,8 @@ def run_bottleneck(params: CampaignParams, baseline: BaselineReport) -> Bottlene
     stored = steps.stored_report(params.campaign)
     if stored is not None:
         return stored
-    evidence = steps.collect_evidence(params.campaign, params.role, baseline)
+    cpu = profile.profile_cpu_side(params, criteria, baseline)
+    evidence = steps.collect_evidence(params.campaign, params.role, baseline, cpu)
     gate = steps.check_evidence(evidence)
     publish.gate(params.campaign, gate)
     stop_on(gate)

@@ -66,7 +66,7 @@ def run_campaign(params: CampaignParams) -> LoopState:
 
             baseline = run_baseline(this, pin.criteria, pin.criteria_hash)
             lap("baseline")
-            bottleneck = run_bottleneck(this, baseline)
+            bottleneck = run_bottleneck(this, pin.criteria, baseline)
             lap("bottleneck")
             hypotheses = run_hypothesis(this, pin.criteria, baseline, bottleneck)
             lap("hypothesis")

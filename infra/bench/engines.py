@@ -77,6 +77,23 @@ class Bench:
         sides = self.pair(config, config)
         return sides.baseline, sides.candidate
 
+    def baseline(self, config: ServingConfig) -> Served:
+        """The baseline's engine alone, ready; the one from the trial before where it still serves.
+
+        Raises:
+            RatchetError: the baseline itself does not serve; no trial can be made.
+        """
+        if self._baseline is None or self._baseline.config_hash != config.config_hash() or health(self._baseline):
+            self.stop_baseline()
+            try:
+                self._baseline = self._start(config, "baseline")
+            except EngineFailed as failure:
+                raise RatchetError(
+                    f"the baseline itself does not serve in the sandbox: {failure}",
+                    remedy="No trial can be compared; see the log in the sandbox's folder",
+                ) from None
+        return self._served(self._baseline)
+
     def pair(self, baseline: ServingConfig, candidate: ServingConfig, *, fresh: bool = False) -> Sides:
         """Both engines, ready. The baseline's is kept from the trial before unless `fresh`.
 
@@ -89,19 +106,10 @@ class Bench:
         if violations:
             raise EngineFailed("invalid_configuration", "; ".join(f"{v.rule}: {v.message}" for v in violations))
         if fresh:
-            self._stop(self._baseline)
-            self._baseline = None
-        if self._baseline is None or self._baseline.config_hash != baseline.config_hash() or health(self._baseline):
-            self._stop(self._baseline)
-            try:
-                self._baseline = self._start(baseline, "baseline")
-            except EngineFailed as failure:
-                raise RatchetError(
-                    f"the baseline itself does not serve in the sandbox: {failure}",
-                    remedy="No trial can be compared; see the log in the sandbox's folder",
-                ) from None
+            self.stop_baseline()
+        served = self.baseline(baseline)
         self._candidate = self._start(candidate, "candidate")
-        return Sides(baseline=self._served(self._baseline), candidate=self._served(self._candidate))
+        return Sides(baseline=served, candidate=self._served(self._candidate))
 
     def peak_memory(self, side: str) -> float | None:
         """Peak resident memory of one side's processes, bytes."""
@@ -128,6 +136,11 @@ class Bench:
         """End the candidate and verify that nothing of it is left."""
         self._stop(self._candidate)
         self._candidate = None
+
+    def stop_baseline(self) -> None:
+        """End the baseline's engine; the next trial starts a new one."""
+        self._stop(self._baseline)
+        self._baseline = None
 
     def close(self) -> None:
         """End every engine of the bench."""

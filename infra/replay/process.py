@@ -19,6 +19,10 @@ class ReplayProcessFailed(RatchetError):
     """The replay's process ended without a result."""
 
 
+class ReplayTimedOut(ReplayProcessFailed):
+    """It took longer than it was given, and is gone."""
+
+
 def run_replay_process(
     sample_path: Path,
     base_url: str,
@@ -31,8 +35,8 @@ def run_replay_process(
 ) -> ReplayResult:
     """`replay` in a child pinned to `cores` (empty: not pinned); its files are left in `out_dir`.
 
-    Raises BadInput (sample, options, a core that is not there), ReplayProcessFailed (the child died or took
-    longer than `process_timeout_s`; it is gone when this returns).
+    Raises BadInput (sample, options, a core that is not there), ReplayProcessFailed (the child died), ReplayTimedOut
+    (it took longer than `process_timeout_s`). The child is gone when this returns.
     """
     (out_dir / SUMMARY_FILE).unlink(missing_ok=True)  # an old summary must not pass for this run's
     command = [
@@ -51,7 +55,7 @@ def run_replay_process(
     try:
         _, stderr = child.communicate(timeout=process_timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise ReplayProcessFailed(
+        raise ReplayTimedOut(
             f"the replay of {sample_path} took longer than {process_timeout_s:g} s",
             remedy="replay a shorter sample or raise the limit",
         ) from error

@@ -20,6 +20,9 @@ PREEMPTIONS = "engine.preemptions"
 PREFILL_TIME_SHARE = "engine.prefill_time_share"
 THROUGHPUT = "engine.throughput"
 CPU_SIDE_SHARE = "cpu.side_share"
+TOKENISE_SHARE = "cpu.tokenise_share"
+SCHEDULE_SHARE = "cpu.schedule_share"
+DETOKENISE_SHARE = "cpu.detokenise_share"
 MAX_NUM_SEQS = "config.max_num_seqs"
 PREFIX_CACHING = "config.enable_prefix_caching"
 MAX_MODEL_LEN = "config.max_model_len"
@@ -42,7 +45,10 @@ MEANINGS: Mapping[str, str] = {
     PREEMPTIONS: "running requests put back for want of KV cache",
     PREFILL_TIME_SHARE: "prefill time over prefill and decode time",
     THROUGHPUT: "generated tokens a second and accelerator",
-    CPU_SIDE_SHARE: "share of profile samples that tokenise, schedule, detokenise (unmeasured sandbox run)",
+    CPU_SIDE_SHARE: "share of profile samples that tokenise, schedule, detokenise or serve HTTP (unmeasured run)",
+    TOKENISE_SHARE: "share of profile samples that tokenise",
+    SCHEDULE_SHARE: "share of profile samples that schedule",
+    DETOKENISE_SHARE: "share of profile samples that detokenise",
     MAX_NUM_SEQS: "limit of requests running at once, per engine",
     PREFIX_CACHING: "prefix caching: 1 on, 0 off",
     MAX_MODEL_LEN: "longest sequence served, prompt and output",

@@ -167,7 +167,7 @@ def _cpu_side(pack: EvidencePack) -> BottleneckCandidate | None:
     return BottleneckCandidate(
         name="cpu_side",
         cites=(ids.CPU_SIDE_SHARE,),
-        claim=f"{_text(pack, ids.CPU_SIDE_SHARE)} of the profile's samples tokenise, schedule or detokenise",
+        claim=f"{_text(pack, ids.CPU_SIDE_SHARE)} of the profile's samples tokenise, schedule, detokenise or serve",
         # A profile gives direction only (spec L3).
         expected_gain_pct=None,
         risk=0.4,

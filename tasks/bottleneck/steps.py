@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from infra.agent.analyst import CandidateAnswer, MessagesAnalyst, Question
 from infra.agent.client import MessagesClient
+from infra.bench.stacks import CpuProfile
 from infra.connect import agent_settings, metrics_settings, open_store
 from infra.metrics.reader import MetricsReader, Selector
 from infra.metrics.window import MetricsWindow
@@ -45,8 +46,8 @@ def _setting(baseline: BaselineReport, name: str) -> Reading:
 
 
 @task(name="collect evidence", retries=2, retry_delay_seconds=2)
-def collect_evidence(campaign: str, role: str, baseline: BaselineReport) -> EvidencePack:
-    """Engine, configuration and traffic readings over the baseline's window."""
+def collect_evidence(campaign: str, role: str, baseline: BaselineReport, profile: CpuProfile) -> EvidencePack:
+    """Engine, configuration and traffic readings over the baseline's window; the profile is the sandbox's."""
     s = metrics_settings()
     w = MetricsWindow(
         MetricsReader(s.url, s.timeout_s), Selector.role(role), baseline.window.start_s, baseline.window.end_s
@@ -64,7 +65,10 @@ def collect_evidence(campaign: str, role: str, baseline: BaselineReport) -> Evid
         ids.PREEMPTIONS: w.increase("preemptions"),
         ids.PREFILL_TIME_SHARE: w.prefill_time_share(),
         ids.THROUGHPUT: w.throughput(),
-        ids.CPU_SIDE_SHARE: Reading.unknown("no profile of a separate sandbox run was taken", unit="ratio"),
+        ids.CPU_SIDE_SHARE: profile.cpu_side,
+        ids.TOKENISE_SHARE: profile.tokenise,
+        ids.SCHEDULE_SHARE: profile.schedule,
+        ids.DETOKENISE_SHARE: profile.detokenise,
     }
     for item, name in (
         (ids.MAX_NUM_SEQS, "max_num_seqs"),

@@ -10,6 +10,8 @@ import urllib.request
 import psutil
 import pytest
 
+from infra.bench.measure import Served
+from infra.bench.profile import NOT_PERMITTED, profile_engine
 from infra.engine import launch
 from infra.engine.catalogue import load_catalogue
 from infra.engine.config import ServingConfig
@@ -19,6 +21,7 @@ from infra.engine.legal import check
 from infra.engine.prefork import PreforkServer
 from infra.engine.readback import Difference, read_back
 from infra.metrics.aliases import FAMILIES, resolve
+from infra.sampling.sample import SampleEntry, make_sample, save_sample
 from infra.stack.ports import port_is_free
 
 HOME = home()
@@ -151,6 +154,41 @@ def test_EN3_an_argument_that_the_engine_turns_off_again_is_reported(start, conf
         assert read_back(engine, asked, catalogue) == [Difference("async_scheduling", True, False, "differs")]
     finally:
         launch.stop(engine)
+
+
+def test_L1_a_profile_of_a_loaded_engine_tells_its_cpu_side(start, tmp_path):
+    entries = [
+        SampleEntry(
+            request_id=f"r{i}",
+            arrival_s=i,
+            prompt_tokens=100,
+            output_tokens=40,
+            messages=({"role": "user", "content": f"{i} " + "and so on " * 30},),
+        )
+        for i in range(16)
+    ]
+    save_sample(make_sample(entries), tmp_path / "sample.parquet")
+    engine = start()
+    try:
+        launch.wait_ready(engine, 300)
+        profile = profile_engine(
+            Served(root_url=engine.root_url, model=engine.nonce, pid=engine.pid),
+            tmp_path / "sample.parquet",
+            tmp_path,
+            concurrency=4,
+            client_cores=(max(os.sched_getaffinity(0)),),
+        )
+        assert launch.health(engine) is None
+        assert chat(engine, "Still there?", 4)["usage"]["completion_tokens"] > 0
+    finally:
+        launch.stop(engine)
+    if profile.cpu_side.value is None:  # a machine that is busy with other things gives few samples
+        assert profile.cpu_side.cause == NOT_PERMITTED or profile.cpu_side.cause.startswith("too few samples")
+        pytest.skip(profile.cpu_side.cause)
+    # On a CPU the model's own work is most of it.
+    assert 0 <= profile.cpu_side.value < 0.5
+    parts = (profile.tokenise, profile.schedule, profile.detokenise, profile.serve)
+    assert sum(p.value for p in parts) == pytest.approx(profile.cpu_side.value)
 
 
 @pytest.mark.skipif(not os.environ.get("RATCHET_TEST_COLD_START"), reason="takes a minute; RATCHET_TEST_COLD_START=1")
