@@ -15,6 +15,7 @@ from flows.hypothesis import run_hypothesis
 from flows.sandbox import run_sandbox
 from tasks.campaign import steps
 from tasks.canary.records import RolloutPlan
+from tasks.hypothesis.records import Hypotheses
 from tasks.sandbox import steps as sandbox_steps
 from tasks.sandbox.records import SandboxVerdict
 from tasks.shared.parameters import CampaignParams
@@ -32,6 +33,14 @@ class LoopState(Record):
     plan_key: str = ""
     outcome: Outcome = Outcome.NO_DATA
     ended_because: str = ""
+
+
+def _used_up(hypotheses: Hypotheses) -> str:
+    """Why there was nothing to measure, with the first refusals."""
+    if not hypotheses.refused:
+        return "the ideas are used up"
+    some = "; ".join(refused.text for refused in hypotheses.refused[:3])
+    return f"the ideas are used up: {len(hypotheses.refused)} were refused ({some})"
 
 
 @flow(name="campaign", flow_run_name="campaign {params.campaign}")
@@ -88,7 +97,7 @@ def run_campaign(params: CampaignParams) -> LoopState:
                 state = state.model_copy(update={"ended_because": "a change was proven and waits for approval"})
                 break
             if not hypotheses.hypotheses:
-                state = state.model_copy(update={"ended_because": "the ideas are used up"})
+                state = state.model_copy(update={"ended_because": _used_up(hypotheses)})
                 break
             if time.monotonic() - started_s > params.max_wall_s:
                 state = state.model_copy(update={"ended_because": "the time budget is used up"})

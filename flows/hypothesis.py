@@ -23,7 +23,8 @@ def run_hypothesis(
     baseline: BaselineReport,
     bottleneck: BottleneckReport,
 ) -> Hypotheses:
-    """Hypotheses from playbook and optimiser, each legal for the installed engine and not rejected before.
+    """Hypotheses from playbook and optimiser, each legal for the installed engine and not rejected before. None is
+    an answer too: the ideas are used up.
 
     Raises:
         GateFailed: the hypotheses do not pass their data-quality gate.
@@ -33,9 +34,10 @@ def run_hypothesis(
         return stored
     history = steps.recall(params.target)
     found = steps.propose(params.campaign, params.seed, criteria, baseline, bottleneck, history)
-    gate = steps.check_hypotheses(found)
-    publish.gate(params.campaign, gate)
-    stop_on(gate)
+    if found.hypotheses:
+        gate = steps.check_hypotheses(found)
+        publish.gate(params.campaign, gate)
+        stop_on(gate)
     steps.store_hypotheses(found, baseline, params.target, time.time())
     publish.hypotheses(found)
     return found

@@ -88,6 +88,7 @@ class StubLLM:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        self.routes(app)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
@@ -97,6 +98,9 @@ class StubLLM:
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
+
+    def routes(self, app: web.Application) -> None:
+        """Further routes, for a subclass."""
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model"}]})
