@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-import requests
 from pydantic import BaseModel, ConfigDict
 
 from infra.engine import processes
@@ -27,11 +26,11 @@ from infra.stack.atomic import replace_file
 from infra.stack.paths import StackPaths
 from infra.stack.ports import port_is_free
 from infra.stack.targets import set_targets
+from infra.traffic.draining import wait_until_drained
 from infra.traffic.switch import EnvoySwitch
 
 Role = Literal["stable", "canary"]
 ROLES: tuple[Role, ...] = ("stable", "canary")
-BUSY = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 class FleetError(RatchetError):
@@ -112,7 +111,7 @@ class LocalFleet:
 
     def ensure(self, role: Role, config: ServingConfig, *, renew: Callable[[], None] | None = None) -> Replica:
         """The role served by `config`: nothing happens when it is; else a new replica is started beside the old one,
-        Envoy and Prometheus are pointed at it once it has answered, and the old one is ended when it is idle.
+        Envoy and Prometheus are pointed at it once it has answered, and the old one is ended when Envoy has let it go.
 
         A replica is recorded when it is ready, and not before: what a killed start left behind is ended by the next
         call, and never taken for a replica that serves.
@@ -132,7 +131,7 @@ class LocalFleet:
             switch.set_endpoint(role, "127.0.0.1", found.port)
         set_targets(self._paths, "engines", [f"127.0.0.1:{found.port}"], {"role": role})
         if old is not None:
-            self._wait_idle(old, renew)
+            wait_until_drained(self._paths, old.port, renew=renew)
         self._end_unrecorded(renew)
         return found
 
@@ -156,21 +155,6 @@ class LocalFleet:
 
         if strays() and (left := processes.end(strays, grace_s=10.0, meanwhile=renew)):
             raise FleetError(f"replaced engines outlived SIGKILL: pid {', '.join(str(p.pid) for p in left)}")
-
-    def _wait_idle(self, replica: Replica, renew: Callable[[], None] | None, wait_s: float = 60.0) -> None:
-        """Wait until the engine has no request any more; one that does not answer has none."""
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
-            try:
-                text = requests.get(f"http://127.0.0.1:{replica.port}/metrics", timeout=5).text
-            except requests.RequestException:
-                return
-            busy = [line for line in text.splitlines() if line.startswith(BUSY) and not line.endswith(" 0.0")]
-            if not busy:
-                return
-            if renew is not None:
-                renew()
-            time.sleep(0.3)
 
     def _start(self, role: Role, config: ServingConfig, renew: Callable[[], None] | None) -> Replica:
         target = home()
