@@ -15,7 +15,9 @@ class RunConditions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steal_pct: float | None = Field(description="CPU time taken by the hypervisor, % of the machine")
+    steal_pct: float | None = Field(
+        description="CPU time taken by the hypervisor from the core that it took most of, %"
+    )
     foreign_cpu_pct: float | None = Field(description="CPU of processes that are not ours, % of the machine")
     duration_s: float
 
@@ -28,6 +30,11 @@ def _process_seconds() -> dict[int, tuple[float, float]]:
         if times is not None:
             seconds[process.info["pid"]] = (process.info["create_time"], times.user + times.system)
     return seconds
+
+
+def _steal_s() -> list[float]:
+    """Seconds taken from each core since boot. The mean over cores would hide a theft from the engine's one."""
+    return [float(getattr(times, "steal", 0.0)) for times in psutil.cpu_times(percpu=True)]
 
 
 def _own(pid: int, markers: tuple[str, ...], trees: set[int]) -> bool:
@@ -52,14 +59,14 @@ class ConditionsWatch:
         self._own_pids = {os.getpid(), *own_pids}
         self._markers = markers
         self._started_s = time.monotonic()
-        self._steal = float(getattr(psutil.cpu_times(), "steal", 0.0))
+        self._steal = _steal_s()
         self._before = _process_seconds()
 
     def finish(self) -> RunConditions:
         """The readings since the start. CPU of a process that ended meanwhile is not seen."""
         elapsed = max(time.monotonic() - self._started_s, 1e-6)
         cores = psutil.cpu_count() or 1
-        steal = float(getattr(psutil.cpu_times(), "steal", 0.0)) - self._steal
+        steal_s = max(after - before for after, before in zip(_steal_s(), self._steal, strict=True))
         trees: set[int] = set()
         for pid in self._own_pids:
             trees.add(pid)
@@ -74,4 +81,4 @@ class ConditionsWatch:
             if used > 0.02 and not _own(pid, self._markers, trees):
                 foreign += used
         scale = 100.0 / (elapsed * cores)
-        return RunConditions(steal_pct=steal * scale, foreign_cpu_pct=foreign * scale, duration_s=elapsed)
+        return RunConditions(steal_pct=steal_s * 100.0 / elapsed, foreign_cpu_pct=foreign * scale, duration_s=elapsed)

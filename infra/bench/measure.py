@@ -11,12 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.bench.conditions import ConditionsWatch, RunConditions
+from infra.bench.workload import STRATUM_OF, Workload, WorkloadPlan
 from infra.errors import Unreachable
 from infra.replay.process import run_replay_process
-from infra.replay.records import ReplayOptions, ReplayResult
+from infra.replay.records import ReplayResult
 
 Side = Literal["baseline", "candidate"]
-Workload = Literal["recorded", "saturating"]
+
+MOST_AGAIN = 2
+"""How often a void run is measured again before its trial is left without it."""
 
 
 class Served(BaseModel):
@@ -44,16 +47,6 @@ class MeasuredRun(BaseModel):
     conditions: RunConditions
 
 
-class WorkloadPlan(BaseModel):
-    """How one workload is replayed (spec V11)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    workload: Workload
-    options: ReplayOptions
-    repeats: int = Field(default=3, ge=1, description="runs a side")
-
-
 def server_counters(served: Served) -> dict[str, float]:
     """Sums over all series of each counter in the engine's /metrics.
 
@@ -71,6 +64,11 @@ def server_counters(served: Served) -> dict[str, float]:
             if family.type == "counter" and sample.name.endswith("_total"):
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
+
+
+def stratum_path(sample_path: Path, stratum: str) -> Path:
+    """Where one stratum of a sample lies beside the whole."""
+    return sample_path.with_name(f"{sample_path.stem}-{stratum}{sample_path.suffix}")
 
 
 def cold_cache(served: Served) -> None:
@@ -106,6 +104,9 @@ def measure_run(
 ) -> MeasuredRun:
     """Cold cache, warm-up, run. The client is a process of its own on its own cores.
 
+    Args:
+        sample_path: the whole sample; a workload of one stratum replays `stratum_path` beside it.
+
     Raises:
         Unreachable, ReplayProcessFailed, BadInput: nothing was measured.
     """
@@ -113,9 +114,10 @@ def measure_run(
     before = server_counters(served)
     folder = out_dir / f"{side}-{plan.workload}-{repeat}"
     folder.mkdir(parents=True, exist_ok=True)
+    stratum = STRATUM_OF.get(plan.workload)
     watch = ConditionsWatch([served.pid, *own_pids])
     result = run_replay_process(
-        sample_path,
+        sample_path if stratum is None else stratum_path(sample_path, stratum),
         f"{served.root_url}/v1",
         served.model,
         folder,
@@ -147,12 +149,15 @@ def measure_pair(
     out_dir: Path,
     *,
     client_cores: Sequence[int],
+    void: Callable[[MeasuredRun], bool] | None = None,
     stop_after: Callable[[list[MeasuredRun]], bool] | None = None,
     on_run: Callable[[MeasuredRun], None] | None = None,
 ) -> Iterator[MeasuredRun]:
     """Baseline and candidate in turn; the side that goes first alternates, so that drift hits both.
 
     Args:
+        void: whether a run counts for nothing, since the machine was disturbed; it is given out all the same and
+            measured again at once, at most MOST_AGAIN times for each run.
         stop_after: asked after every whole repeat with all runs so far; True ends the pair early.
     """
     done: list[MeasuredRun] = []
@@ -164,19 +169,22 @@ def measure_pair(
             if repeat >= plan.repeats:
                 continue
             for side, served in order:
-                run = measure_run(
-                    served,
-                    side,
-                    plan,
-                    repeat,
-                    sample_path,
-                    out_dir,
-                    client_cores=client_cores,
-                    own_pids=(baseline.pid, candidate.pid),
-                )
-                done.append(run)
-                if on_run:
-                    on_run(run)
-                yield run
+                for again in range(1 + MOST_AGAIN):
+                    run = measure_run(
+                        served,
+                        side,
+                        plan,
+                        repeat,
+                        sample_path,
+                        out_dir / str(again),
+                        client_cores=client_cores,
+                        own_pids=(baseline.pid, candidate.pid),
+                    )
+                    done.append(run)
+                    if on_run:
+                        on_run(run)
+                    yield run
+                    if void is None or not void(run):
+                        break
         if stop_after is not None and stop_after(done):
             return

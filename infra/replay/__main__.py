@@ -1,4 +1,7 @@
-"""`python -m infra.replay`: the child that `run_replay_process` starts. 0 done, 2 bad input."""
+"""`python -m infra.replay`: one replay, or with `--serve` the fork server behind `run_replay_process`.
+
+0 done, 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 from pydantic import ValidationError
 
 from infra.errors import BadInput, RatchetError
+from infra.replay.fork_server import serve
 from infra.replay.records import ReplayOptions
 from infra.replay.runner import run_replay
 from infra.sampling.sample import load_sample
@@ -61,10 +66,14 @@ def pin_to_cores(cores: str) -> None:
 
 def _end_with(parent: int) -> None:
     """A replay whose starter was killed must not go on loading the engine."""
-    while os.getppid() == parent:
+    server = os.getppid()
+    while os.getppid() == server and psutil.pid_exists(parent):
         time.sleep(0.5)
     os._exit(3)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == ["--serve"]:
+        serve(sys.stdin.buffer, sys.stdout.buffer, main)
+    else:
+        sys.exit(main())

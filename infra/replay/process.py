@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from infra.errors import BadInput, RatchetError
+from infra.replay.fork_server import SERVER
 from infra.replay.records import ReplayOptions, ReplayResult
 from infra.replay.runner import SUMMARY_FILE, load_result
-
-_ROOT = Path(__file__).parents[2]
 
 
 class ReplayProcessFailed(RatchetError):
@@ -39,33 +36,20 @@ def run_replay_process(
     (it took longer than `process_timeout_s`). The child is gone when this returns.
     """
     (out_dir / SUMMARY_FILE).unlink(missing_ok=True)  # an old summary must not pass for this run's
-    command = [
-        sys.executable, "-m", "infra.replay", "--sample", str(sample_path), "--base-url", base_url,
-        "--model", model, "--out", str(out_dir), "--cores", ",".join(str(core) for core in cores),
+    argv = [
+        "--sample", str(sample_path.absolute()), "--base-url", base_url, "--model", model,
+        "--out", str(out_dir.absolute()), "--cores", ",".join(str(core) for core in cores),
         "--options", (options or ReplayOptions()).model_dump_json(), "--parent", str(os.getpid()),
     ]  # fmt: skip
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
     try:
-        _, stderr = child.communicate(timeout=process_timeout_s)
-    except subprocess.TimeoutExpired as error:
+        code, message = SERVER.run(argv, process_timeout_s)
+    except TimeoutError as error:
         raise ReplayTimedOut(
             f"the replay of {sample_path} took longer than {process_timeout_s:g} s",
             remedy="replay a shorter sample or raise the limit",
         ) from error
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    message = stderr.decode(errors="replace").strip()
-    if child.returncode == 2:
+    if code == 2:
         raise BadInput(message.splitlines()[-1] if message else "the replay refused its input")
-    if child.returncode != 0:
-        raise ReplayProcessFailed(f"the replay of {sample_path} ended with {child.returncode}: {message[-500:]}")
+    if code != 0:
+        raise ReplayProcessFailed(f"the replay of {sample_path} ended with {code}: {message[-500:]}")
     return load_result(out_dir)

@@ -52,6 +52,12 @@ class ReplayOptions(BaseModel):
         ge=1,
         description="requests in flight; needed in closed loop, a client-side cap in open loop (None: none)",
     )
+    passes: int = Field(
+        default=1,
+        ge=1,
+        description="closed loop: how often the sample is replayed without a gap. Each pass after the first has a "
+        "prefix-cache salt of its own, so reuse within a pass is the sample's and none crosses passes",
+    )
     warmup: int = Field(default=0, ge=0, description="requests with other prompts before the clock starts")
     warmup_pause_s: float = Field(default=0.0, ge=0)
     time_scale: float = Field(

@@ -94,6 +94,8 @@ class _Replay:
             raise BadInput("the sample holds no request", remedy="draw it again, from a window with traffic")
         if options.mode == "closed" and options.concurrency is None:
             raise BadInput("a closed loop needs a concurrency", remedy="give --concurrency N")
+        if options.mode == "open" and options.passes > 1:
+            raise BadInput("recorded arrivals are replayed once; passes are for a closed loop")
         self.sample = sample
         self.base_url = base_url.rstrip("/")
         self.model = model
@@ -103,12 +105,17 @@ class _Replay:
         self.clock = monotonic_from(time.perf_counter())
         # bodies are made before the clock starts: building them is no part of the measured client's work
         self.ready = [(e, self._url(e), self._body(e)) for e in sample.entries]
+        for number in range(2, options.passes + 1):
+            salt = f"{options.cache_salt or ''}pass {number}"
+            again = [e.model_copy(update={"request_id": f"{e.request_id}~{number}"}) for e in sample.entries]
+            self.ready += [(e, self._url(e), self._body(e, salt)) for e in again]
 
     def _url(self, entry: SampleEntry) -> str:
         return self.base_url + request_path(entry, self.options)
 
-    def _body(self, entry: SampleEntry) -> bytes:
-        return json.dumps(request_body(entry, self.model, self.options)).encode()
+    def _body(self, entry: SampleEntry, salt: str | None = None) -> bytes:
+        options = self.options if salt is None else self.options.model_copy(update={"cache_salt": salt})
+        return json.dumps(request_body(entry, self.model, options)).encode()
 
     async def measure(self) -> ReplayResult:
         """Warm up, replay, summarize."""

@@ -44,6 +44,13 @@ class SampleRef(Record):
     notes: tuple[str, ...] = ()
 
 
+class Calibration(Record):
+    """How finely the sandbox can tell differences, and how long its runs are for that (spec B4)."""
+
+    noise_floors: tuple[NoiseFloor, ...] = ()
+    passes: int = Field(default=1, ge=1, description="how often a run in closed loop replays the sample")
+
+
 class Samples(Record):
     """The sample that the search uses, and the one that it never sees (spec V12)."""
 
@@ -62,6 +69,7 @@ class BaselineReport(Record):
     criteria_hash: str
     metrics: tuple[MetricBaseline, ...]
     noise_floors: tuple[NoiseFloor, ...] = ()
+    passes: int = Field(default=1, ge=1, description="how often a run in closed loop replays the sample")
     sample_key: str = ""
     samples: Samples | None = None
     notes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from infra.sampling.objects import objects_from_s3
 from infra.sampling.sample import Sample, save_sample, strata_from_bounds
 from tasks.baseline.gates import baseline_rows, baseline_suite
 from tasks.baseline.production import production_metrics
-from tasks.baseline.records import BaselineReport, NoiseFloor, SampleRef, Samples
+from tasks.baseline.records import BaselineReport, Calibration, SampleRef, Samples
 from tasks.baseline.rules import baseline_report
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Criteria
@@ -128,9 +128,16 @@ def check_sample(samples: Samples, criteria: Criteria) -> GateResult:
     return run_gate(traffic_suite(min_requests=8, min_per_stratum=wanted), rows)
 
 
-def with_noise_floors(draft: BaselineReport, samples: Samples, floors: tuple[NoiseFloor, ...]) -> BaselineReport:
+def with_calibration(draft: BaselineReport, samples: Samples, sandbox: Calibration) -> BaselineReport:
     """The report with the sandbox's A/A floors and its samples."""
-    return draft.model_copy(update={"noise_floors": floors, "samples": samples, "sample_key": samples.search.key})
+    return draft.model_copy(
+        update={
+            "noise_floors": sandbox.noise_floors,
+            "passes": sandbox.passes,
+            "samples": samples,
+            "sample_key": samples.search.key,
+        }
+    )
 
 
 @task(name="gate: baseline")

@@ -8,6 +8,7 @@ from infra.bench.correctness import Answer, Question, ask, needle_question, odd_
 from infra.bench.engines import Bench, Sides
 from infra.bench.measure import MeasuredRun
 from tasks.hypothesis.records import Scalar
+from tasks.sandbox.comparison import THROUGHPUT_OF
 from tasks.sandbox.correctness import judge_outputs
 from tasks.sandbox.records import CorrectnessReport, RunReadings
 from tasks.shared.records import Reading
@@ -40,7 +41,7 @@ def run_line(run: MeasuredRun) -> str:
 
 
 def by_repeat(runs: Sequence[RunReadings], side: str) -> list[dict[str, Reading]]:
-    """One side's metrics by repeat: throughput from the saturating run, all else from the recorded one."""
+    """One side's metrics by repeat: throughput from the run of its load, all else from the recorded one."""
     merged: dict[int, dict[str, Reading]] = {}
     for run in runs:
         if run.side != side or not run.valid:
@@ -48,8 +49,8 @@ def by_repeat(runs: Sequence[RunReadings], side: str) -> list[dict[str, Reading]
         into = merged.setdefault(run.repeat, {})
         if run.workload == "recorded":
             into.update(run.metrics)
-        elif "throughput_per_gpu" in run.metrics:
-            into["throughput_per_gpu"] = run.metrics["throughput_per_gpu"]
+        elif (name := THROUGHPUT_OF[run.workload]) in run.metrics:
+            into[name] = run.metrics[name]
     return [merged[k] for k in sorted(merged)]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from infra.bench.workload import Workload
 from infra.readings import Mark
 from tasks.hypothesis.records import Scalar
-from tasks.sandbox.records import MetricComparison, RunReadings, Workload
+from tasks.sandbox.records import MetricComparison, RunReadings
 from tasks.shared.metric_names import METRICS, RATES
 from tasks.shared.outcomes import judgement
 from tasks.shared.records import Criteria, Judgement, Outcome, Reading, Reason
@@ -14,6 +15,13 @@ from tasks.shared.statistics import ArrivalBlocks, block_bootstrap_ratio, change
 
 THROUGHPUT = "throughput_per_gpu"
 COST = "cost_per_million_tokens"
+
+THROUGHPUT_OF: dict[Workload, str] = {
+    "saturating": THROUGHPUT,
+    "short_prompts": "throughput_short_prompts",
+    "long_prompts": "throughput_long_prompts",
+}
+"""Throughput is read in closed loop; under its own name for each load, so that no reading stands for two."""
 
 WORST: dict[str, Callable[[Sequence[float]], float]] = {
     "error_rate": max,
@@ -26,7 +34,7 @@ WORST: dict[str, Callable[[Sequence[float]], float]] = {
 must not take its failures with it (case OB2)."""
 
 ALWAYS = (
-    THROUGHPUT,
+    *THROUGHPUT_OF.values(),
     COST,
     "p50_latency",
     "p90_latency",
@@ -84,7 +92,7 @@ def compare_runs(
 ) -> tuple[MetricComparison, ...]:
     """Candidate against baseline on every metric that the criteria name, and on the usual ones.
 
-    Throughput: median over the valid saturating runs (spec V11). Cost: from the price and that throughput.
+    Throughput: median over the valid runs of its load (spec V4, V11). Cost: from the price and that throughput.
     Latencies and other medians: valid recorded runs. Error rate, coverage, OOM count, memory: the worst run
     of all. A metric that one run lacks is unknown. Rates are in per cent.
 
@@ -163,7 +171,7 @@ def _side(
     if name in WORST:
         readings = [_read(run, name) for run in mine]
         return _of_runs(readings, WORST[name], unit, f"no {side} run"), None
-    workload: Workload = "saturating" if name == THROUGHPUT else "recorded"
+    workload = next((load for load, metric in THROUGHPUT_OF.items() if metric == name), "recorded")
     readings = [_read(run, name) for run in mine if run.valid and run.workload == workload]
     reading = _of_runs(readings, lambda values: median(values) or 0.0, unit, f"no valid {workload} run of the {side}")
     return reading, spread_pct([r.value for r in readings if r.value is not None])
@@ -228,29 +236,29 @@ def unstable(runs: Sequence[RunReadings], criteria: Criteria) -> tuple[str, ...]
     """Why the runs are too unsteady to be shown as a result (spec V3); nothing when they are steady.
 
     Throughput of one side may spread over its repeats by `max_throughput_spread_pct`, and each side needs
-    `runs_per_side` valid saturating runs and, where recorded load was run, `recorded_runs_per_side` of that.
+    `runs_per_side` valid runs of each load and, where recorded load was run, `recorded_runs_per_side` of that.
     """
     found: list[str] = []
     measuring = criteria.measuring
-    workloads = sorted({run.workload for run in runs} | {"saturating"})
+    workloads: list[Workload] = sorted({*(run.workload for run in runs), "saturating"})
     for side in ("baseline", "candidate"):
         for workload in workloads:
             mine = [run for run in runs if run.side == side and run.workload == workload]
             valid = [run for run in mine if run.valid]
-            needed = measuring.runs_per_side if workload == "saturating" else measuring.recorded_runs_per_side
+            needed = measuring.recorded_runs_per_side if workload == "recorded" else measuring.runs_per_side
             if len(valid) < needed:
                 causes = "; ".join(sorted({reason for run in mine for reason in run.invalid_reasons}))
                 found.append(
                     f"{side} has {len(valid)} valid {workload} runs of {needed} needed"
                     + (f" ({causes})" if causes else "")
                 )
-            if workload != "saturating":
+            if workload == "recorded":
                 continue
-            values = [v for run in valid if (v := _read(run, THROUGHPUT).value) is not None]
+            values = [v for run in valid if (v := _read(run, THROUGHPUT_OF[workload]).value) is not None]
             spread = spread_pct(values)
             if spread is not None and spread > measuring.max_throughput_spread_pct:
                 found.append(
-                    f"throughput of the {side} spreads {spread:.1f} % over {len(values)} runs, "
+                    f"throughput of the {side} ({workload}) spreads {spread:.1f} % over {len(values)} runs, "
                     f"{measuring.max_throughput_spread_pct:g} % are allowed"
                 )
     return tuple(found)

@@ -132,6 +132,7 @@ def classify(  # noqa: PLR0911 - one return a class, in the order of the docstri
     correctness: CorrectnessReport | None = None,
     unstable_reasons: Sequence[str] = (),
     cache: Judgement | None = None,
+    more_guards: Sequence[Reason] = (),
     shapes_match: bool = True,
 ) -> OutcomeClass:
     """The class of a trial (spec V8); the first that applies.
@@ -140,8 +141,8 @@ def classify(  # noqa: PLR0911 - one return a class, in the order of the docstri
     sandbox is not of production's shape, or a required reading or the cache comparison is missing. wrong
     output: correctness failed. unstable: the runs spread too far, or a guard could not be resolved from
     noise. effective: the trial's judgement passes (`judge_single` for a hypothesis alone, `judge_trial` for a
-    combination). side effect: better, and a guard is breached. regression: worse, or a guard is breached
-    without a gain. no effect: the rest.
+    combination) and `more_guards` hold. side effect: better, and a guard is breached. regression: worse, or a
+    guard is breached without a gain. no effect: the rest.
     """
     if engine_outcome != "measured":
         return ENGINE_CLASSES.get(engine_outcome, OutcomeClass.NOT_RUN)
@@ -155,7 +156,7 @@ def classify(  # noqa: PLR0911 - one return a class, in the order of the docstri
         return OutcomeClass.UNSTABLE
     if cache is not None and cache.outcome is not Outcome.PASS:
         return OutcomeClass.UNVERIFIED
-    guards = combine(r.outcome for r in judge_guards(comparisons, criteria)[0])
+    guards = combine(r.outcome for r in (*judge_guards(comparisons, criteria)[0], *more_guards))
     moves = _moves(comparisons, criteria)
     better, worse = any(m == 1 for m in moves), any(m == -1 for m in moves)
     if guards is Outcome.FAIL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.bench.measure import MeasuredRun
 from infra.replay.records import Percentiles, ReplaySummary
+from tasks.sandbox.comparison import THROUGHPUT_OF
 from tasks.sandbox.records import Conditions, RunReadings
 from tasks.shared.records import Reading
 
@@ -35,6 +36,17 @@ def throughput(summary: ReplaySummary) -> Reading:
     )
 
 
+def disturbances(run: MeasuredRun, *, max_foreign_cpu_pct: float, max_steal_pct: float) -> tuple[str, ...]:
+    """Why a run is void (spec V3): a client that could not keep up, foreign load, a core taken away."""
+    reasons = list(run.result.summary.invalid_reasons)
+    c = run.conditions
+    if c.foreign_cpu_pct is not None and c.foreign_cpu_pct > max_foreign_cpu_pct:
+        reasons.append(f"foreign load took {c.foreign_cpu_pct:.1f} % of the machine, limit {max_foreign_cpu_pct:.0f} %")
+    if c.steal_pct is not None and c.steal_pct > max_steal_pct:
+        reasons.append(f"the hypervisor took {c.steal_pct:.1f} % of a core, limit {max_steal_pct:.0f} %")
+    return tuple(reasons)
+
+
 def run_readings(
     run: MeasuredRun,
     *,
@@ -48,12 +60,8 @@ def run_readings(
     """One run by metric name; foreign load and steal beyond the limits make it void (spec V3)."""
     s = run.result.summary
     source = f"replay, {run.workload} load"
-    reasons = list(s.invalid_reasons)
+    reasons = disturbances(run, max_foreign_cpu_pct=max_foreign_cpu_pct, max_steal_pct=max_steal_pct)
     c = run.conditions
-    if c.foreign_cpu_pct is not None and c.foreign_cpu_pct > max_foreign_cpu_pct:
-        reasons.append(f"foreign load took {c.foreign_cpu_pct:.1f} % of the machine, limit {max_foreign_cpu_pct:.0f} %")
-    if c.steal_pct is not None and c.steal_pct > max_steal_pct:
-        reasons.append(f"the hypervisor took {c.steal_pct:.1f} % of the machine, limit {max_steal_pct:.0f} %")
     served_pct = 100.0 * s.ok / s.requests if s.requests else None
     metrics = {
         "error_rate": Reading.of(100.0 * s.error_rate, "%", source=source, samples=s.requests),
@@ -74,6 +82,7 @@ def run_readings(
         "preemptions": Reading.of(
             run.preemptions, "count", source="engine's counters", cause="the engine exports no such counter"
         ),
+        "peak_concurrency": Reading.of(float(s.max_in_flight), "requests", source=source),
         "oom_count": Reading.of(0.0, "count", source="the engine outlived the run"),
         "peak_memory": Reading.of(
             peak_memory_bytes,
@@ -82,15 +91,15 @@ def run_readings(
             cause="the engine's memory could not be read",
         ),
     }
-    if run.workload == "saturating":
-        metrics["throughput_per_gpu"] = throughput(s)
+    if run.workload in THROUGHPUT_OF:
+        metrics[THROUGHPUT_OF[run.workload]] = throughput(s)
     return RunReadings(
         workload=run.workload,
         repeat=run.repeat,
         side=run.side,
         metrics=metrics,
         valid=not reasons,
-        invalid_reasons=tuple(reasons),
+        invalid_reasons=reasons,
         requests_key=requests_key,
         conditions=Conditions(
             steal_pct=c.steal_pct, foreign_cpu_pct=c.foreign_cpu_pct, cores=cores, accelerator=accelerator

@@ -6,11 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from infra.bench.workload import Workload
 from infra.engine.config import ServingConfig
 from tasks.hypothesis.records import Scalar
 from tasks.shared.records import Judgement, OutcomeClass, Reading, Record, Target
-
-Workload = Literal["recorded", "saturating"]
 
 
 class Conditions(Record):

@@ -12,60 +12,56 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
-from infra.bench.measure import MeasuredRun, WorkloadPlan, measure_pair
+from infra.bench.measure import MeasuredRun, measure_pair, measure_run, stratum_path
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
 from infra.errors import RatchetError
 from infra.replay.code_hash import replay_code_hash
-from infra.replay.records import ReplayLimits, ReplayOptions
+from infra.sampling.sample import load_sample, make_sample, save_sample, strata_from_bounds
 from infra.settings.sandbox import SandboxSettings
 from infra.store import ObjectStore
-from tasks.baseline.records import BaselineReport, NoiseFloor, SampleRef, Samples
+from tasks.baseline.records import BaselineReport, Calibration, SampleRef, Samples
 from tasks.baseline.rules import noise_floors
 from tasks.hypothesis.records import Hypothesis, Scalar
 from tasks.sandbox import checks
-from tasks.sandbox.readings import run_readings
+from tasks.sandbox.readings import disturbances, run_readings
 from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
 from tasks.sandbox.rules import predicted_combination_pct
 from tasks.sandbox.search import combinations, decided_early, recorded_blocks
 from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import pick_winner
+from tasks.sandbox.workloads import passes_needed, plans, slots_of
 from tasks.shared.ledger import ledger_key
 from tasks.shared.parameters import CampaignParams
-from tasks.shared.records import Criteria, LedgerEntry, Outcome
+from tasks.shared.records import Criteria, LedgerEntry, Outcome, SamplingPolicy
 
 MAX_FOREIGN_CPU_PCT = 15.0
-MAX_STEAL_PCT = 5.0
-MAX_DISPATCH_DELAY_P99_MS = 50.0
+MAX_STEAL_PCT = 8.0
 
 
 def _trial_key(campaign: str, kind: str, config_hash: str) -> str:
     return f"campaigns/{campaign}/trials/{kind}-{config_hash[:16]}.json"
 
 
-def _plans(params: CampaignParams, criteria: Criteria, recorded: int = 0) -> tuple[WorkloadPlan, ...]:
-    m = criteria.measuring
-    limits = ReplayLimits(max_dispatch_delay_p99_ms=MAX_DISPATCH_DELAY_P99_MS, max_error_rate=1.0)
-    common = {"warmup": m.warmup_requests, "limits": limits, "timeout_s": 180.0}
-    return (
-        WorkloadPlan(
-            workload="recorded",
-            options=ReplayOptions(mode="open", time_scale=params.time_scale, **common),
-            repeats=recorded or m.recorded_runs_per_side,
-        ),
-        WorkloadPlan(
-            workload="saturating",
-            options=ReplayOptions(mode="closed", concurrency=m.saturating_concurrency, **common),
-            repeats=m.runs_per_side,
-        ),
-    )
-
-
-def _fetch_sample(store: ObjectStore, ref: SampleRef, folder: Path) -> Path:
+def _fetch_sample(store: ObjectStore, ref: SampleRef, folder: Path, m: SamplingPolicy) -> tuple[Path, frozenset[str]]:
+    """The sample in `folder`, each stratum of it beside it, and which strata there are."""
     path = folder / "sample.parquet"
     path.write_bytes(store.get(ref.key))
-    return path
+    sample = load_sample(path, strata_from_bounds(m.short_below_tokens, m.medium_below_tokens))
+    present = frozenset(e.stratum for e in sample.entries)
+    for stratum in present:
+        part = make_sample((e for e in sample.entries if e.stratum == stratum), sample.strata)
+        save_sample(part, stratum_path(path, stratum))
+    return path, present
+
+
+def _void(run: MeasuredRun) -> bool:
+    return bool(disturbances(run, max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT))
+
+
+def _undisturbed(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    return [run for run in runs if not _void(run)]
 
 
 def _keep(
@@ -99,29 +95,48 @@ def sandbox_of(config: ServingConfig) -> Iterator[None]:
 
 
 @task(name="A/A: the sandbox's noise floor", retries=1, retry_delay_seconds=5)
-def measure_noise_floors(params: CampaignParams, criteria: Criteria, samples: Samples) -> tuple[NoiseFloor, ...]:
-    """The baseline measured beside a twin of itself; nothing smaller than what differs is called a difference."""
-    store, settings = open_store(), SandboxSettings()
+def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> Calibration:
+    """How long a run in closed loop must be, and the baseline measured beside a twin of itself; nothing smaller than
+    what differs there is called a difference."""
+    store, settings, measuring = open_store(), SandboxSettings(), criteria.measuring
     log = get_run_logger()
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
-        path = _fetch_sample(store, samples.search, folder)
+        path, strata = _fetch_sample(store, samples.search, folder, measuring)
         baseline, twin = bench.baseline_and_twin(params.config)
+        slots = slots_of(params.config)
+        once = plans(measuring, time_scale=params.time_scale, slots=slots, strata=strata)
+        passes = 1
+        if measuring.min_closed_run_s:
+            saturating = next(plan for plan in once if plan.workload == "saturating")
+            first = measure_run(
+                baseline, "baseline", saturating, 0, path, folder / "once", client_cores=settings.client_cores
+            )
+            passes = passes_needed(first.result.summary.duration_s, measuring.min_closed_run_s)
+            log.info("%s; runs in closed loop replay the sample %d times", checks.run_line(first), passes)
         readings = [
             _keep(store, settings, bench, run, bench.peak_memory(run.side))
             for run in measure_pair(
                 baseline,
                 twin,
-                _plans(params, criteria, recorded=criteria.measuring.runs_per_side),
+                plans(
+                    measuring,
+                    time_scale=params.time_scale,
+                    slots=slots,
+                    strata=strata,
+                    passes=passes,
+                    recorded_runs=measuring.runs_per_side,
+                ),
                 path,
                 folder,
                 client_cores=settings.client_cores,
+                void=_void,
                 on_run=lambda r: log.info("A/A %s", checks.run_line(r)),
             )
         ]
         bench.stop_candidate()
     a, b = checks.by_repeat(readings, "baseline"), checks.by_repeat(readings, "candidate")
-    return noise_floors(a, b)
+    return Calibration(noise_floors=noise_floors(a, b), passes=passes)
 
 
 @task(name="trial", task_run_name="trial {hypothesis.knob}={hypothesis.value_to}", retries=0)
@@ -246,18 +261,27 @@ def _measure(
     memory: float | None = None
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
-        path = _fetch_sample(store, ref, folder)
+        path, strata = _fetch_sample(store, ref, folder, criteria.measuring)
+        slots = slots_of(baseline.config, config)
+        loads = plans(
+            criteria.measuring,
+            time_scale=params.time_scale,
+            slots=slots,
+            strata=strata,
+            passes=baseline.passes,
+        )
         try:
             sides = bench.pair(baseline.config, config, fresh=held_out)
             floor = baseline.floor_pct("throughput_per_gpu")
             for run in measure_pair(
                 sides.baseline,
                 sides.candidate,
-                _plans(params, criteria),
+                loads,
                 path,
                 folder,
                 client_cores=settings.client_cores,
-                stop_after=None if held_out else lambda done: decided_early(done, floor),
+                void=_void,
+                stop_after=None if held_out else lambda done: decided_early(_undisturbed(done), floor),
                 on_run=lambda r: log.info("%s", checks.run_line(r)),
             ):
                 runs.append(run)
@@ -265,7 +289,7 @@ def _measure(
                 memory = peak if run.side == "candidate" else memory
                 readings.append(_keep(store, settings, bench, run, peak))
             bench.still_alive()
-            if check_outputs and (held_out or not decided_early(runs, floor)):
+            if check_outputs and (held_out or not decided_early(_undisturbed(runs), floor)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
             bench.still_alive()
@@ -280,7 +304,7 @@ def _measure(
         criteria,
         baseline,
         readings,
-        blocks=recorded_blocks(runs),
+        blocks=recorded_blocks(_undisturbed(runs)),
         outcome=outcome,
         detail=detail,
         log_key=log_key,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from infra.engine.config import ServingConfig
 from tasks.baseline.records import BaselineReport
 from tasks.hypothesis.records import Scalar
 from tasks.sandbox.comparison import comparable_cache, compare_runs, unstable
 from tasks.sandbox.judging import classify, judge_single, judge_trial, objective
 from tasks.sandbox.records import CorrectnessReport, RunReadings, TrialResult
+from tasks.sandbox.workloads import load_specific, memory_at_peak
 from tasks.shared.outcomes import with_reasons
 from tasks.shared.records import Criteria, Judgement, Outcome, Reason
 from tasks.shared.statistics import ArrivalBlocks
@@ -72,6 +74,8 @@ def judged(
     comparisons = compare_runs(readings, rules, floors, blocks=blocks, seed=seed)
     cache = comparable_cache(readings, changes)
     shaky = unstable(readings, rules)
+    config: ServingConfig = base["config"]  # type: ignore[assignment]
+    loads = (*load_specific(comparisons, criteria.measuring.workloads), *memory_at_peak(readings, config))
     klass = classify(
         engine_outcome="measured",
         comparisons=comparisons,
@@ -79,12 +83,14 @@ def judged(
         kind=kind,  # type: ignore[arg-type]
         unstable_reasons=shaky,
         cache=cache,
+        more_guards=loads,
         correctness=correctness,
         shapes_match=shapes_match,
     )
     judge = judge_single if kind == "single" else judge_trial
     verdict = judge(comparisons, rules)
     extra = [Reason(rule="stability", outcome=Outcome.INCONCLUSIVE, text=text) for text in shaky]
+    extra += loads
     if cache.outcome is not Outcome.PASS:
         extra += [r for r in cache.reasons if r.outcome is not Outcome.PASS]
     if repeats < criteria.measuring.runs_per_side:

@@ -125,6 +125,8 @@ def _profile(criteria: Criteria) -> Iterator[str]:
         yield f"windows.baseline_s is {criteria.windows.baseline_s:g}, less than a day of {DAY_S:g} s{demo}"
     if measuring.runs_per_side < 3:
         yield f"measuring.runs_per_side is {measuring.runs_per_side}, less than 3{demo}"
+    if missing := [w for w in ("short_prompts", "long_prompts") if w not in measuring.workloads]:
+        yield f"measuring.workloads lacks {_list(missing)}: a win could be load-specific unseen{demo}"
     if measuring.recorded_runs_per_side < 3:
         yield f"measuring.recorded_runs_per_side is {measuring.recorded_runs_per_side}, less than 3{demo}"
 

@@ -28,6 +28,8 @@ class MetricSpec:
 
 METRICS: dict[str, MetricSpec] = {
     "throughput_per_gpu": MetricSpec("higher", "tok/s", "both"),
+    "throughput_short_prompts": MetricSpec("higher", "tok/s", "sandbox"),
+    "throughput_long_prompts": MetricSpec("higher", "tok/s", "sandbox"),
     "cost_per_million_tokens": MetricSpec("lower", "per million tokens", "both"),
     "p50_latency": MetricSpec("lower", "ms", "sandbox", latency=True),
     "p90_latency": MetricSpec("lower", "ms", "sandbox", latency=True),

@@ -158,6 +158,15 @@ class SamplingPolicy(Record):
     warmup_requests: int = Field(default=200, ge=0)
     sample_requests: int = Field(default=1000, ge=8)
     saturating_concurrency: int = Field(default=64, ge=1)
+    workloads: tuple[Literal["short_prompts", "long_prompts"], ...] = Field(
+        default=("short_prompts", "long_prompts"),
+        description="loads beside the mix under which throughput may not get worse (spec V4)",
+    )
+    min_closed_run_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="a run in closed loop replays the sample as often as the baseline needs to be busy for this long",
+    )
     max_candidates: int = Field(default=5, ge=1)
     max_combinations: int = Field(default=4, ge=0)
     max_throughput_spread_pct: float = Field(default=5.0, gt=0)

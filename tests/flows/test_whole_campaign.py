@@ -19,7 +19,7 @@ from infra.engine.config import ServingConfig
 from infra.engine.environment import home
 from infra.readings import Reading
 from infra.store import ObjectStore
-from tasks.baseline.records import MetricBaseline
+from tasks.baseline.records import Calibration, MetricBaseline
 from tasks.bottleneck import evidence as ids
 from tasks.shared.ledger import ledger_prefix
 from tasks.shared.parameters import CampaignParams
@@ -197,7 +197,7 @@ def test_H3_used_up_ideas_are_an_answer_and_not_a_fault(
 ) -> None:
     from flows.closed_loop import run_campaign
 
-    monkeypatch.setattr("tasks.sandbox.steps.measure_noise_floors", lambda *_: ())
+    monkeypatch.setattr("tasks.sandbox.steps.calibrate", lambda *_: Calibration())
     state = run_campaign(given.model_copy(update={"config": OLD}))
     assert state.outcome is Outcome.NO_DATA
     assert state.plan is None

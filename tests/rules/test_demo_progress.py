@@ -5,17 +5,18 @@ import pytest
 from deployments.demo.children import worth_showing
 from deployments.demo.progress import remaining_s
 
-PARTS = (("a", 60.0), ("b", 30.0), ("c", 10.0))
+PARTS = (("a", 120.0), ("b", 60.0), ("c", 20.0))
 
 
 @pytest.mark.parametrize(
     ("left_s", "number", "in_part_s", "elapsed_s"),
     [
-        (100.0, 0, 0.0, 0.0),
-        (70.0, 0, 30.0, 30.0),
-        (40.0, 1, 0.0, 60.0),
-        (80.0, 1, 0.0, 120.0),  # twice as slow so far: twice as long to go
-        (11.5, 1, 500.0, 560.0),  # a part that overruns never promises less than a twentieth of itself
+        (200.0, 0, 0.0, 0.0),
+        (140.0, 0, 60.0, 60.0),
+        (80.0, 1, 0.0, 120.0),
+        (160.0, 1, 0.0, 240.0),  # twice as slow so far: twice as long to go
+        (64.0, 1, 0.0, 30.0),  # parts that were quick promise little: never less than four fifths
+        (23.0, 1, 500.0, 620.0),  # a part that overruns never promises less than a twentieth of itself
     ],
 )
 def test_the_estimate_follows_the_pace_so_far(left_s: float, number: int, in_part_s: float, elapsed_s: float) -> None:

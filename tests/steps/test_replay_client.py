@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
+import time
 
 import polars as pl
+import psutil
 import pytest
 
 from infra.errors import BadInput
@@ -18,6 +23,7 @@ from infra.replay import (
     run_replay,
     run_replay_process,
 )
+from infra.replay.process import ReplayProcessFailed, ReplayTimedOut
 from infra.replay.prompts import warmup_entries
 from infra.sampling import Sample, SampleEntry, make_sample, save_sample, strata_from_bounds
 from tests.fakes.stub_llm import StubLLM, StubTiming, prompt_text
@@ -324,3 +330,68 @@ def test_conversations_are_named_to_the_gateway(stub):
     talk = entry(1).model_copy(update={"conversation_id": "c-9"})
     run_replay(sample_of(talk), stub.base_url, "stub")
     assert stub.headers[0]["x-conversation-id"] == "c-9"
+
+
+def test_a_replay_that_takes_too_long_is_ended_and_the_next_one_runs(stub, tmp_path):
+    save_sample(sample_of(entry(1), entry(2, arrival_s=30.0)), tmp_path / "slow.jsonl")
+    save_sample(sample_of(entry(1)), tmp_path / "quick.jsonl")
+    with pytest.raises(ReplayTimedOut, match="longer than 3 s"):
+        run_replay_process(
+            tmp_path / "slow.jsonl", stub.base_url, "stub", tmp_path / "out", cores=(), process_timeout_s=3.0
+        )
+    assert not psutil.Process().children(recursive=True)
+    done = run_replay_process(tmp_path / "quick.jsonl", stub.base_url, "stub", tmp_path / "out", cores=())
+    assert done.summary.ok == 1
+
+
+def test_a_replay_whose_process_is_killed_is_no_result(stub, tmp_path):
+    save_sample(sample_of(entry(1), entry(2, arrival_s=30.0)), tmp_path / "sample.jsonl")
+
+    def kill_the_child() -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for server in psutil.Process().children():
+                for child in server.children():
+                    time.sleep(0.5)
+                    child.kill()
+                    return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    with pytest.raises(ReplayProcessFailed, match="ended with -9"):
+        run_replay_process(tmp_path / "sample.jsonl", stub.base_url, "stub", tmp_path / "out", cores=())
+    killer.join()
+
+
+def test_a_replay_does_not_outlive_the_process_that_asked_for_it(stub, tmp_path):
+    save_sample(sample_of(entry(1), entry(2, arrival_s=60.0)), tmp_path / "sample.jsonl")
+    code = (
+        "from pathlib import Path; from infra.replay.process import run_replay_process as r;"
+        f"r(Path({str(tmp_path / 'sample.jsonl')!r}), {stub.base_url!r}, 'stub', "
+        f"Path({str(tmp_path / 'out')!r}), cores=())"
+    )
+    asker = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while not (mine := psutil.Process(asker.pid).children(recursive=True)) or len(mine) < 2:
+        assert time.monotonic() < deadline, "no replay was started"
+        time.sleep(0.1)
+    asker.kill()
+    asker.wait()
+    _, alive = psutil.wait_procs(mine, timeout=10)
+    assert not alive
+
+
+def test_a_sample_is_replayed_in_passes_without_reuse_across_them():
+    with StubLLM(StubTiming(first_token_s=0.01, seen_factor=10)) as caching:
+        sample = sample_of(entry(1), entry(2), entry(3))
+        options = ReplayOptions(mode="closed", concurrency=2, passes=3)
+        found = run_replay(sample, caching.base_url, "stub", None, options)
+        assert found.summary.requests == found.summary.ok == 9
+        assert found.summary.cached_tokens == 0
+        assert sorted(found.requests["request_id"].to_list()) == sorted(
+            f"r{i}{mark}" for i in (1, 2, 3) for mark in ("", "~2", "~3")
+        )
+        assert found.summary.sample_hash == sample.content_hash()
+        with pytest.raises(BadInput, match="passes are for a closed loop"):
+            run_replay(sample, caching.base_url, "stub", None, ReplayOptions(passes=2))

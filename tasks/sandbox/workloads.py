@@ -1,0 +1,153 @@
+"""Under which loads a trial is measured, and whether a win holds on each of them (spec V4, V5, V11). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from infra.bench.workload import STRATUM_OF, Workload, WorkloadPlan
+from infra.engine.config import ServingConfig
+from infra.replay.records import ReplayLimits, ReplayOptions
+from tasks.sandbox.comparison import THROUGHPUT_OF
+from tasks.sandbox.records import MetricComparison, RunReadings
+from tasks.shared.limits import beyond_floor
+from tasks.shared.records import Outcome, Reading, Reason, SamplingPolicy
+
+MAX_DISPATCH_DELAY_P99_MS = 50.0
+PEAK_CONCURRENCY = "peak_concurrency"
+MOST_PASSES = 5
+
+NAMES: Mapping[Workload, str] = {
+    "saturating": "the mix",
+    "short_prompts": "short prompts",
+    "long_prompts": "long prompts",
+}
+
+
+def slots_of(*configs: ServingConfig) -> int:
+    """The largest number of sequences that one of the engines takes at a time; 0 where none says."""
+    found = [config.args.get("max_num_seqs") for config in configs]
+    return max((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default=0)
+
+
+def plans(
+    measuring: SamplingPolicy,
+    *,
+    time_scale: float,
+    slots: int,
+    strata: Collection[str],
+    passes: int = 1,
+    recorded_runs: int = 0,
+) -> tuple[WorkloadPlan, ...]:
+    """The runs of one side, by workload.
+
+    `recorded`: the recorded arrivals. `saturating`: the whole mix at the fixed saturating load. `short_prompts`: that
+    stratum alone at twice the load, and with no fewer requests at once than an engine takes, so that memory is seen
+    at its peak. `long_prompts`: that stratum alone at an eighth of the load.
+
+    Args:
+        time_scale: recorded gaps are multiplied by it.
+        slots: of `slots_of` both sides.
+        passes: how often a closed loop replays the sample.
+        strata: those that the sample holds; a workload without requests is left out, and is then missing.
+        recorded_runs: runs at recorded load instead of the criteria's number.
+    """
+    limits = ReplayLimits(max_dispatch_delay_p99_ms=MAX_DISPATCH_DELAY_P99_MS, max_error_rate=1.0)
+
+    def options(concurrency: int | None) -> ReplayOptions:
+        return ReplayOptions(
+            mode="open" if concurrency is None else "closed",
+            concurrency=concurrency,
+            time_scale=time_scale if concurrency is None else 1.0,
+            passes=1 if concurrency is None else passes,
+            warmup=measuring.warmup_requests,
+            limits=limits,
+            timeout_s=180.0,
+        )
+
+    at = measuring.saturating_concurrency
+    concurrency: dict[Workload, int] = {"short_prompts": max(2 * at, slots), "long_prompts": max(1, at // 8)}
+    return (
+        WorkloadPlan(
+            workload="recorded", options=options(None), repeats=recorded_runs or measuring.recorded_runs_per_side
+        ),
+        WorkloadPlan(workload="saturating", options=options(at), repeats=measuring.runs_per_side),
+        *(
+            WorkloadPlan(workload=name, options=options(concurrency[name]), repeats=measuring.runs_per_side)
+            for name in measuring.workloads
+            if STRATUM_OF[name] in strata
+        ),
+    )
+
+
+def passes_needed(once_s: float, at_least_s: float) -> int:
+    """How often the sample is replayed so that a closed loop lasts `at_least_s`, when once takes `once_s`.
+
+    Fixed for a campaign by the baseline: were it fixed by each side's own speed, the faster side would replay more
+    often, spend less of its time on the tail, and look faster than it is.
+    """
+    return max(1, min(MOST_PASSES, math.ceil(at_least_s / once_s))) if once_s > 0 else 1
+
+
+def load_specific(comparisons: Sequence[MetricComparison], workloads: Sequence[Workload]) -> tuple[Reason, ...]:
+    """Whether a win under one load is paid for under another (spec V4): FAIL, and the text says which.
+
+    NO_DATA where a workload that the criteria name was not measured; INCONCLUSIVE where its change cannot be told
+    from noise for want of a floor. Nothing where the criteria name no workload beside the mix.
+    """
+    if not workloads:
+        return ()
+    by_name = {c.metric: c for c in comparisons}
+    moves: dict[Workload, int] = {}
+    reasons: list[Reason] = []
+    sizes: list[str] = []
+    for load in ("saturating", *workloads):
+        found = by_name.get(THROUGHPUT_OF[load])
+        if found is None or found.change_pct is None or not (found.baseline.judges and found.candidate.judges):
+            if load != "saturating":  # the mix is a primary metric, which is judged by itself
+                missing = found.candidate if found is not None else Reading.unknown("the sample holds none")
+                text = f"throughput on {NAMES[load]} is {missing.text()}"
+                reasons.append(Reason(rule="load_specific", outcome=Outcome.NO_DATA, text=text))
+            continue
+        moved = beyond_floor("higher", found.change_pct, found.floor_pct, found.low_pct, found.high_pct)
+        size = f"{found.change_pct:+.1f} % on {NAMES[load]}"
+        if moved is None and load != "saturating":
+            text = f"{size}, and no A/A floor to tell it from noise"
+            reasons.append(Reason(rule="load_specific", outcome=Outcome.INCONCLUSIVE, text=text))
+        else:
+            moves[load] = moved or 0
+            sizes.append(size)
+    if any(m > 0 for m in moves.values()) and any(m < 0 for m in moves.values()):
+        text = f"load-specific, a win under one load that another pays for: throughput {', '.join(sizes)}"
+        return (Reason(rule="load_specific", outcome=Outcome.FAIL, text=text), *reasons)
+    if not reasons:
+        text = f"no load pays for another: throughput {', '.join(sizes)}"
+        return (Reason(rule="load_specific", outcome=Outcome.PASS, text=text),)
+    return tuple(reasons)
+
+
+def memory_at_peak(readings: Sequence[RunReadings], candidate: ServingConfig) -> tuple[Reason, ...]:
+    """Whether the candidate's memory was read, and read with as many requests under way as it takes (spec V5).
+
+    Nothing to object to gives nothing. A cache that grows with concurrency fits until its peak comes.
+    """
+    mine = [run.metrics for run in readings if run.side == "candidate"]
+    lacking = next((r for m in mine if (r := m.get("peak_memory")) is None or r.value is None), None)
+    if not mine or lacking is not None or any("peak_memory" not in m for m in mine):
+        text = "peak memory is a required reading, and " + (lacking.cause if lacking is not None else "no run has it")
+        return (Reason(rule="peak_memory", outcome=Outcome.NO_DATA, text=text),)
+    slots = slots_of(candidate)
+    peak = max((r.value for m in mine if (r := m.get(PEAK_CONCURRENCY)) and r.value is not None), default=0.0)
+    if peak >= slots:
+        return ()
+    return (
+        Reason(
+            rule=PEAK_CONCURRENCY,
+            outcome=Outcome.INCONCLUSIVE,
+            observed=peak,
+            limit=float(slots),
+            unit="requests",
+            text=f"at most {peak:.0f} requests were under way at once and the engine takes {slots}: memory was not "
+            "seen at its peak; name the workload short_prompts, with a sample of more short prompts than that",
+        ),
+    )
