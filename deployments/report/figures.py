@@ -35,7 +35,10 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
                 "class": trial.outcome_class.value if trial else "not run",
                 "throughput_change_pct": _throughput_pct(trial),
                 "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
-                "why": [r.text for r in trial.judgement.reasons]
+                # What decided stands first: a page shows the beginning.
+                "why": [
+                    r.text for r in sorted(trial.judgement.reasons, key=lambda r: r.outcome is Outcome.PASS)
+                ]
                 if trial
                 else ["the campaign ended before it was measured"],
             }
