@@ -18,6 +18,8 @@ def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str)
     """Measure where production stands and how finely the sandbox can tell differences.
 
     Raises:
+        PreconditionFailed: an engine restarted in the window, or production drifted against the week before,
+            where the criteria compare with it.
         GateFailed: the traffic sample or the production readings do not pass their data-quality gate.
     """
     stored = steps.stored_baseline(params.campaign)
@@ -27,10 +29,12 @@ def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str)
     gate = steps.check_baseline(draft, criteria)
     publish.gate(params.campaign, gate)
     stop_on(gate)
+    steps.stop_on_unrest(draft, criteria)
     samples = steps.draw_samples(params, criteria)
-    gate = steps.check_sample(samples, criteria)
-    publish.gate(params.campaign, gate)
-    stop_on(gate)
+    for sample in (samples.search, samples.held_out):
+        gate = steps.check_sample(sample, criteria)
+        publish.gate(params.campaign, gate)
+        stop_on(gate)
     sandbox = sandbox_steps.calibrate(params, criteria, samples)
     report = steps.with_calibration(draft, samples, sandbox)
     steps.store_baseline(report)

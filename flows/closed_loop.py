@@ -18,6 +18,7 @@ from tasks.canary.records import RolloutPlan
 from tasks.hypothesis.records import Hypotheses
 from tasks.sandbox import steps as sandbox_steps
 from tasks.sandbox.records import SandboxVerdict
+from tasks.shared.gate_steps import stop_on
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Outcome, Record
 
@@ -82,7 +83,12 @@ def run_campaign(params: CampaignParams) -> LoopState:
             verdict = run_sandbox(this, pin.criteria, baseline, hypotheses, pin.pinned)
             lap("sandbox")
             steps.stop_if_criteria_changed(pin)
-            plan, key = steps.plan_rollout(this, pin, verdict, baseline)
+            plan, key = steps.draft_plan(this, pin, verdict, baseline), ""
+            if plan is not None:
+                for gate in steps.check_plan(verdict, plan):
+                    publish.gate(this.campaign, gate)
+                    stop_on(gate)
+                plan, key = steps.keep_plan(this, plan)
             state = state.model_copy(
                 update={
                     "round": number,

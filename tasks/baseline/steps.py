@@ -14,14 +14,18 @@ from infra.quality.suite import GateResult
 from infra.sampling.draw import draw_sample
 from infra.sampling.manifest import SampleManifest
 from infra.sampling.objects import objects_from_s3
-from infra.sampling.sample import Sample, save_sample, strata_from_bounds
+from infra.sampling.sample import Sample, parse_sample, save_sample, strata_from_bounds
 from tasks.baseline.gates import baseline_rows, baseline_suite
 from tasks.baseline.production import production_metrics
 from tasks.baseline.records import BaselineReport, Calibration, SampleRef, Samples
-from tasks.baseline.rules import baseline_report
+from tasks.baseline.rules import baseline_report, drift
 from tasks.shared.parameters import CampaignParams
-from tasks.shared.records import Criteria
+from tasks.shared.records import Criteria, Outcome
+from tasks.shared.stops import PreconditionFailed
 from tasks.shared.traffic_gate import sample_rows, traffic_suite
+
+MAX_DRIFT_PCT = 7.0
+"""What a week may change at least; a metric whose own spread is larger may change by that (spec B3)."""
 
 SANDBOX_ONLY = frozenset({"coverage", "peak_memory", "preemptions", "prefix_hit_rate", "cost_per_million_tokens"})
 
@@ -106,26 +110,43 @@ def draw_samples(params: CampaignParams, criteria: Criteria) -> Samples:
 
 
 @task(name="gate: traffic sample")
-def check_sample(samples: Samples, criteria: Criteria) -> GateResult:
-    """The data-quality gate before anything is built on the sample."""
-    from infra.sampling.sample import parse_sample
-
-    store = open_store()
+def check_sample(sample_of: SampleRef, criteria: Criteria) -> GateResult:
+    """The data-quality gate before anything is built on a sample; the search's holds every stratum too."""
     m = criteria.measuring
-    sample = parse_sample(
-        store.get(samples.search.key),
-        samples.search.key,
-        strata_from_bounds(m.short_below_tokens, m.medium_below_tokens),
-    )
+    strata = strata_from_bounds(m.short_below_tokens, m.medium_below_tokens)
+    sample = parse_sample(open_store().get(sample_of.key), sample_of.key, strata)
     rows = sample_rows(
         (e.model_dump() for e in sample.entries), short_below=m.short_below_tokens, medium_below=m.medium_below_tokens
     )
-    wanted = {
-        "short": m.min_requests_per_stratum,
-        "medium": m.min_requests_per_stratum,
-        "long": m.min_requests_per_stratum,
-    }
-    return run_gate(traffic_suite(min_requests=8, min_per_stratum=wanted), rows)
+    wanted = {} if sample_of.held_out else {s.name: m.min_requests_per_stratum for s in strata}
+    suite = traffic_suite(min_requests=8, min_per_stratum=wanted)
+    name = f"held-out {suite.name}" if sample_of.held_out else suite.name
+    return run_gate(suite.model_copy(update={"name": name}), rows)
+
+
+def stop_on_unrest(report: BaselineReport, criteria: Criteria) -> None:
+    """End the campaign when production was not one thing over the window, or is not what it was (spec B1, P1).
+
+    Raises:
+        PreconditionFailed: an engine restarted in the window; or, where the criteria compare with the week before, a
+            primary metric or P99 moved by more than its own spread or cannot be compared.
+    """
+    restarts = report.metric("oom_count")
+    if restarts.value:
+        raise PreconditionFailed(
+            f"the baseline is not stable: engines restarted {restarts.value:g} times in the window",
+            remedy="Choose a window without deploys and crashes",
+        )
+    if not criteria.windows.compare_with_week_before:
+        return
+    required = dict.fromkeys([*(p.name for p in criteria.primary), "p99_latency"])
+    found = drift(report.metrics, required=required, max_drift_pct=MAX_DRIFT_PCT)
+    if found.outcome is not Outcome.PASS:
+        bad = "; ".join(r.text for r in found.reasons if r.outcome is not Outcome.PASS)
+        raise PreconditionFailed(
+            f"the baseline is not stable: {bad}",
+            remedy="Find out what changed, and measure when a week lies before it",
+        )
 
 
 def with_calibration(draft: BaselineReport, samples: Samples, sandbox: Calibration) -> BaselineReport:

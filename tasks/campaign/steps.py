@@ -18,13 +18,18 @@ from prefect import task
 from infra.connect import open_store
 from infra.errors import RatchetError
 from infra.lease import Lease, LeaseLost
+from infra.quality.runner import run_gate
+from infra.quality.suite import GateResult
 from infra.revision import committed_file, text_hash
+from infra.store import ObjectStore
 from tasks.baseline.records import BaselineReport
+from tasks.canary.gates import PLAN, VERDICT, plan_rows, verdict_rows
 from tasks.canary.plan import rollout_plan
 from tasks.canary.records import Phase, RolloutPlan, RolloutState
 from tasks.sandbox.records import SandboxVerdict
+from tasks.sandbox.rules import sandbox_discount_pct
 from tasks.shared.criteria import criteria_hash, parse_criteria
-from tasks.shared.ledger import ledger_key
+from tasks.shared.ledger import ledger_key, ledger_prefix
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.pin import CriteriaPin, Preconditions
 from tasks.shared.preconditions import Measured, judge_preconditions
@@ -171,24 +176,42 @@ def stop_unless_ready(answers: Preconditions) -> None:
         raise PreconditionFailed(f"the campaign does not start: {bad}")
 
 
-@task(name="plan rollout", retries=1)
-def plan_rollout(
-    params: CampaignParams,
-    pin: CriteriaPin,
-    verdict: SandboxVerdict,
-    baseline: BaselineReport,
-) -> tuple[RolloutPlan | None, str]:
-    """A plan that waits for approval, or none when nothing was proven. A repeat finds the plan, and completes the
-    ledger where a kill kept its line out."""
+@task(name="draft the plan", retries=1)
+def draft_plan(
+    params: CampaignParams, pin: CriteriaPin, verdict: SandboxVerdict, baseline: BaselineReport
+) -> RolloutPlan | None:
+    """What would be rolled out, or None when nothing was proven. A repeat finds the plan that was kept."""
     if verdict.judgement.outcome is not Outcome.PASS:
-        return None, ""
-    store = open_store()
-    key = f"campaigns/{params.campaign}/plan.json"
-    if not store.exists(key):
-        plan = rollout_plan(
-            verdict, pin.criteria, pin.criteria_hash, baseline_config=baseline.config, created_s=time.time()
-        )
-        store.put_record_once(key, plan)
+        return None
+    store, key = open_store(), _plan_key(params.campaign)
+    if store.exists(key):
+        return store.get_record(key, RolloutPlan)
+    return rollout_plan(
+        verdict,
+        pin.criteria,
+        pin.criteria_hash,
+        baseline_config=baseline.config,
+        created_s=time.time(),
+        discount_pct=sandbox_discount_pct(
+            (line.throughput_change_pct, line.production_change_pct)
+            for line in ledger_lines(store, params.target)
+            if line.kind == "rollout"
+        ),
+    )
+
+
+@task(name="gate: verdict and plan")
+def check_plan(verdict: SandboxVerdict, plan: RolloutPlan) -> tuple[GateResult, GateResult]:
+    """The data-quality gates before a person is asked and production is touched."""
+    return run_gate(VERDICT, verdict_rows(verdict)), run_gate(PLAN, plan_rows(plan))
+
+
+@task(name="keep the plan", retries=1)
+def keep_plan(params: CampaignParams, plan: RolloutPlan) -> tuple[RolloutPlan, str]:
+    """The plan that waits for approval, and its key. A repeat finds it, and completes the ledger where a kill kept its
+    line out."""
+    store, key = open_store(), _plan_key(params.campaign)
+    store.put_record_once(key, plan)
     plan = store.get_record(key, RolloutPlan)
     append_ledger(
         LedgerEntry(
@@ -205,6 +228,16 @@ def plan_rollout(
         )
     )
     return plan, key
+
+
+def _plan_key(campaign: str) -> str:
+    return f"campaigns/{campaign}/plan.json"
+
+
+def ledger_lines(store: ObjectStore, target: Target) -> list[LedgerEntry]:
+    """Every line of a target, in the order of time."""
+    keys = (found.key for found in store.list(ledger_prefix(target)))
+    return [store.get_record(key, LedgerEntry) for key in keys if key.endswith(".json")]
 
 
 def append_ledger(entry: LedgerEntry) -> None:

@@ -50,7 +50,8 @@ def ledger_line(state: RolloutState, verdict: CanaryVerdict, record_key: str) ->
         changes=state.plan.changes,
         outcome_class=state.phase.value,
         reason=state.reason,
-        throughput_change_pct=state.plan.expected_gain_pct,
+        # What the sandbox read, so that the pair tells by how much it is optimistic (spec V9).
+        throughput_change_pct=state.plan.expected_gain_pct + state.plan.discount_pct,
         production_change_pct=verdict.production_change_pct,
         record_key=record_key,
     )

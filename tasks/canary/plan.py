@@ -67,6 +67,7 @@ def rollout_plan(
         criteria_hash=criteria_hash,
         verdict_hash=verdict_hash,
         expected_gain_pct=gain - discount_pct,
+        discount_pct=discount_pct,
         risks=tuple(_risks(verdict, trial, discount_pct)),
         steps=criteria.canary_steps,
         created_s=created_s,

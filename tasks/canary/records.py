@@ -25,6 +25,7 @@ class RolloutPlan(Record):
     criteria_hash: str
     verdict_hash: str
     expected_gain_pct: float
+    discount_pct: float = Field(default=0.0, description="percentage points that were taken off for that")
     risks: tuple[str, ...]
     steps: tuple[CanaryStep, ...]
     created_s: float

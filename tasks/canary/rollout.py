@@ -18,6 +18,12 @@ Action = Literal["advance", "hold", "roll_back"]
 
 TERMINAL = frozenset({Phase.COMPLETED, Phase.ROLLED_BACK, Phase.ROLLBACK_FAILED, Phase.REFUSED})
 
+
+def under_way(state: RolloutState) -> bool:
+    """Whether a rollout has begun and still concerns production; a rollback that failed does."""
+    return state.phase is Phase.ROLLBACK_FAILED or state.phase not in TERMINAL | {Phase.PREPARED}
+
+
 ROLL_BACK = "roll back"
 
 ALLOWED: dict[Phase, frozenset[Phase]] = {

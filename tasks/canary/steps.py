@@ -86,7 +86,7 @@ def advance(
     if machine.rolling_back(state):
         return roll_back(rollout, state, lease, switch, fleet)
     if state.phase is Phase.PREPARED:
-        return _start(rollout, state, lease)
+        return _start(rollout, state, lease, fleet)
     if state.phase is Phase.DEPLOYING:
         try:
             fleet.ensure("canary", rollout.plan.config, renew=lambda: lease.keep(time.time()))
@@ -111,10 +111,27 @@ def advance(
     return state
 
 
-def _start(rollout: Rollout, state: RolloutState, lease: Lease) -> RolloutState:
+def _start(rollout: Rollout, state: RolloutState, lease: Lease, fleet: LocalFleet) -> RolloutState:
     now_s = time.time()
     approval = approval_of(rollout.store, rollout.plan)
     allowed = approval_valid(rollout.plan, approval, now_s)
+    if allowed.outcome is Outcome.PASS and (others := rollout.others_under_way()):
+        names = ", ".join(f"{other.rollout_id[:12]} ({other.phase.value})" for other in others)
+        reason = (
+            f"one change group at a time: of this target, rollout {names} has not ended; let it end or roll it back"
+        )
+        lease.release()
+        return rollout.save(state.model_copy(update={"reason": reason, "updated_s": now_s}))
+    if allowed.outcome is Outcome.PASS and not fleet.serves("stable", rollout.plan.baseline_config):
+        reason = "stable does not serve the configuration that this plan was measured against"
+        if fleet.alive("stable"):
+            reason += "; its gain is another one now: run a new campaign"
+            state = rollout.save(machine.moved(state, Phase.REFUSED, now_s, token=lease.token, reason=reason))
+        else:
+            reason += ": no stable replica runs"
+            state = rollout.save(state.model_copy(update={"reason": reason, "updated_s": now_s}))
+        lease.release()
+        return state
     if allowed.outcome is Outcome.PASS:
         return rollout.save(
             machine.moved(state, Phase.DEPLOYING, now_s, token=lease.token, intent="deploy canary", reason="")

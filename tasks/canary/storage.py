@@ -43,6 +43,16 @@ class Rollout:
         state, self.etag = self.store.get_record_with_etag(self.key, RolloutState)
         return state
 
+    def others_under_way(self) -> tuple[RolloutState, ...]:
+        """Rollouts of the same target that have begun and not ended, one whose rollback failed among them."""
+        found = []
+        for entry in self.store.list(f"rollouts/{self.plan.target.key}/"):
+            if entry.key.endswith("/state.json") and entry.key != self.key:
+                state = self.store.get_record(entry.key, RolloutState)
+                if machine.under_way(state):
+                    found.append(state)
+        return tuple(found)
+
     def verification(self) -> Verification | None:
         """Production's readings after the promotion, once they are stored."""
         key = f"{self.folder}/verification.json"

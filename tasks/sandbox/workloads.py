@@ -24,17 +24,18 @@ NAMES: Mapping[Workload, str] = {
 }
 
 
-def slots_of(*configs: ServingConfig) -> int:
-    """The largest number of sequences that one of the engines takes at a time; 0 where none says."""
+def slots_of(*configs: ServingConfig) -> int | None:
+    """The largest number of sequences that one of the engines takes at a time; None where none says, since the
+    engine's default depends on the machine."""
     found = [config.args.get("max_num_seqs") for config in configs]
-    return max((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default=0)
+    return max((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default=None)
 
 
 def plans(
     measuring: SamplingPolicy,
     *,
     time_scale: float,
-    slots: int,
+    slots: int | None,
     strata: Collection[str],
     passes: int = 1,
     recorded_runs: int = 0,
@@ -66,7 +67,7 @@ def plans(
         )
 
     at = measuring.saturating_concurrency
-    concurrency: dict[Workload, int] = {"short_prompts": max(2 * at, slots), "long_prompts": max(1, at // 8)}
+    concurrency: dict[Workload, int] = {"short_prompts": max(2 * at, slots or 0), "long_prompts": max(1, at // 8)}
     return (
         WorkloadPlan(
             workload="recorded", options=options(None), repeats=recorded_runs or measuring.recorded_runs_per_side
@@ -138,6 +139,12 @@ def memory_at_peak(readings: Sequence[RunReadings], candidate: ServingConfig) ->
         return (Reason(rule="peak_memory", outcome=Outcome.NO_DATA, text=text),)
     slots = slots_of(candidate)
     peak = max((r.value for m in mine if (r := m.get(PEAK_CONCURRENCY)) and r.value is not None), default=0.0)
+    if slots is None:
+        text = (
+            "the configuration does not say how many sequences the engine takes at a time (max_num_seqs), so nobody "
+            "knows whether memory was seen at its peak; name it"
+        )
+        return (Reason(rule=PEAK_CONCURRENCY, outcome=Outcome.INCONCLUSIVE, text=text),)
     if peak >= slots:
         return ()
     return (

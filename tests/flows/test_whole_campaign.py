@@ -101,7 +101,8 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
             monkeypatch.setenv(name, value)
     monkeypatch.setenv("RATCHET_SANDBOX_WORK_DIR", str(tmp_path / "sandbox"))
     criteria = tmp_path / "criteria.md"
-    criteria.write_text((ROOT / "docs" / "perf-baseline-demo.md").read_text())
+    text = (ROOT / "docs" / "perf-baseline-demo.md").read_text()
+    criteria.write_text(text.replace("workloads: []", "workloads: [short_prompts, long_prompts]"))
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     name = uuid.uuid4().hex[:8]

@@ -24,7 +24,7 @@ STABLE_SERVES = "stable serves with settings"
 
 
 def demo(seed: int) -> dict[str, Any]:
-    """The demo to its end: it adopts both changes that help, refuses the tempting change, drills, and stays inside its time."""
+    """The demo to its end: it adopts what helps, refuses the tempting change, drills, and stays inside its time."""
     file = STATE / f"demo-{seed}.json"
     file.unlink(missing_ok=True)
     started = time.monotonic()

@@ -41,7 +41,6 @@ def test_P1_six_yes_start_the_campaign_and_each_answer_is_given():
     ("question", "expected", "changes", "words"),
     [
         ("trusted_baseline", F, {"window_s": 60}, "60 s long and the criteria demand 86,400 s"),
-        ("trusted_baseline", F, {"variance_known": False}, "cannot say its variance"),
         ("same_shape", F, {"sandbox_shape": "A100 x8"}, "unverified"),
         ("same_shape", F, {"sandbox_shape": "H100 x2"}, "unverified"),
         ("same_shape", F, {"sandbox_shape": ""}, "unknown"),
@@ -52,8 +51,6 @@ def test_P1_six_yes_start_the_campaign_and_each_answer_is_given():
         ("rollback_drilled", F, {"switch_drill_ms": 90_000.0}, "90,000 ms"),
         ("rollback_drilled", F, {"rollback_failed": "r-7"}, "r-7"),
         ("system_stable", F, {"rollout_under_way": "r-8"}, "r-8"),
-        ("system_stable", F, {"deploys_in_window": 2}, "2 deploys"),
-        ("system_stable", F, {"drift_pct": -12.0}, "-12.0 %"),
         ("worth_it", F, {"expected_gain_pct": 6.0}, "does not pay"),
     ],
 )

@@ -174,7 +174,14 @@ def test_V4_a_sample_without_a_stratum_leaves_its_workload_out():
 
 def test_V5_slots_are_the_larger_of_both_engines():
     assert slots_of(serving_config(max_num_seqs=8), serving_config(max_num_seqs=16)) == 16
-    assert slots_of(serving_config(), serving_config(max_num_seqs=True)) == 0
+    assert slots_of(serving_config(), serving_config(max_num_seqs=True)) is None
+
+
+def test_V5_an_engine_whose_slots_nobody_knows_was_not_seen_at_its_peak():
+    seen = [run("candidate", peak_concurrency=Reading.of(64.0, "requests"))]
+    (reason,) = memory_at_peak(seen, serving_config())
+    assert reason.outcome is I
+    assert "max_num_seqs" in reason.text
 
 
 def test_V4_production_criteria_name_both_workloads_and_a_demo_says_that_it_does_not():

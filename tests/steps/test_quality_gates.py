@@ -26,8 +26,7 @@ from tasks.canary.gates import PLAN, VERDICT, plan_rows, verdict_rows
 from tasks.canary.records import RolloutPlan
 from tasks.hypothesis.gates import HYPOTHESES, hypothesis_rows
 from tasks.hypothesis.records import Hypotheses, Hypothesis
-from tasks.sandbox.gates import run_rows, run_suite_of
-from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
+from tasks.sandbox.records import CorrectnessReport, SandboxVerdict, TrialResult
 from tasks.shared.records import CanaryStep, Judgement, Outcome, OutcomeClass, Target, Window
 from tasks.shared.traffic_gate import sample_rows, traffic_suite
 from tests.rules.serving_configs import serving_config
@@ -226,34 +225,6 @@ def test_hypothesis_gate():
     assert not gate(hypothesis(), hypothesis(id="h-2"))
     assert not gate(hypothesis(value_to=8))
     assert not gate(hypothesis(worst_case=" "))
-
-
-def test_trial_gate():
-    def readings(side, repeat, **change):
-        return RunReadings(
-            **{
-                "workload": "saturating",
-                "repeat": repeat,
-                "side": side,
-                "valid": True,
-                "metrics": {"throughput_per_gpu": Reading.of(1, "tok/s")},
-                **change,
-            }
-        )
-
-    def gate(*runs):
-        need = ("throughput_per_gpu",)
-        return run_gate(run_suite_of(min_runs_per_group=1, workloads=("saturating",)), run_rows(runs, need)).passed
-
-    assert gate(readings("baseline", 0), readings("candidate", 0))
-    assert gate(
-        readings("baseline", 0),
-        readings("candidate", 0),
-        readings("candidate", 1, valid=False, metrics={}, invalid_reasons=("steal",)),
-    )
-    assert not gate(readings("baseline", 0))
-    assert not gate(readings("baseline", 0), readings("candidate", 0, metrics={}))
-    assert not gate(readings("baseline", 0), readings("candidate", 0, valid=False))
 
 
 def verdict(**change):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import Lease, read_lease
+from infra.lease import Lease, LeaseHeld, read_lease
 from infra.store import ObjectStore
 from infra.traffic.switch import EnvoySwitch, SwitchError
 from tasks.canary import ending, steps, storage
@@ -224,6 +224,51 @@ def test_R7_the_lease_is_held_between_ticks_and_given_back_at_the_end(
     assert case.tick().phase is Phase.ROLLED_BACK
     after = read_lease(store, storage.lease_name(case.plan.target))
     assert after is not None and after.released
+
+
+def test_R2_a_second_change_group_waits_until_the_first_has_ended(
+    store: ObjectStore, switch: EnvoySwitch, stubs: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Case(store, switch, stubs), Case(store, switch, stubs)
+    second.plan = second.plan.model_copy(update={"target": first.plan.target, "plan_id": uuid.uuid4().hex})
+    second.key = f"tests/{second.plan.plan_id}/plan.json"
+    store.put_record_once(second.key, second.plan)
+    second.approve()
+    first.to_step()
+    with pytest.raises(LeaseHeld):
+        second.tick()
+    # The first one's process died and its lease ran out: its rollout has not ended for that.
+    held = read_lease(store, storage.lease_name(first.plan.target))
+    assert held is not None
+    now = time.time
+    with monkeypatch.context() as later:
+        later.setattr(storage.time, "time", lambda: now() + 120)
+        state = second.tick()
+    assert state.phase is Phase.PREPARED
+    assert f"rollout {first.plan.plan_id[:12]} (step) has not ended" in state.reason
+    assert second.fleet.calls == []
+    rollout = storage.Rollout(store, first.key)
+    state = rollout.load(time.time())
+    rollout.save(machine.intend_rollback(state, time.time(), "by hand", token=state.token))
+    assert first.tick().phase is Phase.ROLLED_BACK
+    assert second.tick().phase is Phase.DEPLOYING
+
+
+def test_R2_a_plan_that_was_measured_against_another_stable_is_refused(
+    store: ObjectStore, switch: EnvoySwitch, stubs: dict[str, int]
+) -> None:
+    case = Case(store, switch, stubs)
+    case.approve()
+    case.fleet.serving["stable"] = OLD.with_arg("max_num_seqs", 3)
+    state = case.tick()
+    assert state.phase is Phase.REFUSED
+    assert "run a new campaign" in state.reason
+    dead = Case(store, switch, stubs)
+    dead.approve()
+    del dead.fleet.serving["stable"]
+    state = dead.tick()
+    assert state.phase is Phase.PREPARED
+    assert "no stable replica runs" in state.reason
 
 
 def test_the_state_folder_of_a_rollout_is_keyed_by_target(tmp_path: Path) -> None:
