@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 
 from infra.metrics.aliases import family
@@ -13,6 +15,14 @@ from infra.readings import Reading
 
 CHUNK_S = 1800.0
 """Raw samples are fetched in pieces of this length, so that a day of a fleet fits in memory."""
+
+MOST_INTERVALS = 5
+"""Longest stretch that can be saturated, in scrape intervals of its replica: a busy engine may miss four scrapes in a
+row. What the queue did in a longer gap nobody saw, whatever it holds at both ends (case MS6)."""
+
+MOST_STRETCH_S = 300.0
+"""The same as a time, for a replica that was scraped too seldom to know its interval: Prometheus itself takes a series
+for gone that was not scraped for five minutes."""
 
 Samples = dict[float, float]
 
@@ -27,9 +37,9 @@ def saturated_throughput(
     """Generated tokens per saturated second and accelerator.
 
     A stretch between two scrapes of a replica is saturated when at least `waiting` requests were queued at
-    both of its ends. Raw scrapes are used, not a resampled range: a counter that is scraped every 15 s moves
-    in jumps, and a 1 s grid would credit each jump to the wrong second. `samples` is the saturated
-    replica-seconds.
+    both of its ends and it is no scrape gap (`MOST_INTERVALS`). Raw scrapes are used, not a resampled range: a counter
+    that is scraped every 15 s moves in jumps, and a 1 s grid would credit each jump to the wrong second. `samples` is
+    the saturated replica-seconds.
 
     Args:
         waiting: queued requests from which a replica counts as saturated.
@@ -37,13 +47,14 @@ def saturated_throughput(
     """
 
     def take() -> Reading:
-        tokens = seconds = 0.0
         source = (
             f"generation_tokens in stretches with waiting >= {waiting:g}"
             f"{window.selector.braces()} over [{window.start_s:.3f}, {window.end_s:.3f}]"
         )
         targets: set[Target] = set()
         last: dict[Target, tuple[float, float, float]] = {}
+        lengths: dict[Target, list[float]] = {}
+        full: dict[Target, list[tuple[float, float]]] = {}
         at_s = window.start_s
         while at_s < window.end_s:
             to_s = min(at_s + CHUNK_S, window.end_s)
@@ -59,9 +70,9 @@ def saturated_throughput(
                         continue
                     if points[t] < before[1]:
                         raise NoReading(f"restart in window: {target_text(target)} counts less at {t:.0f}", source)
+                    lengths.setdefault(target, []).append(t - before[0])
                     if before[2] >= waiting and queue[t] >= waiting:
-                        tokens += points[t] - before[1]
-                        seconds += t - before[0]
+                        full.setdefault(target, []).append((t - before[0], points[t] - before[1]))
             at_s = to_s
         if not targets:
             raise NoReading(
@@ -70,11 +81,19 @@ def saturated_throughput(
             )
         if not last:
             raise NoReading("generation_tokens and waiting were never scraped together", source)
+        longest = {target: _longest_s(lengths[target]) for target in full}
+        seen = [(s, made) for target, found in full.items() for s, made in found if s <= longest[target]]
+        seconds, tokens = math.fsum(s for s, _ in seen), math.fsum(made for _, made in seen)
         if seconds < min_saturated_s or seconds == 0:
             raise NoReading(f"not saturated: {seconds:g} saturated seconds, {min_saturated_s:g} are needed", source)
         return Reading.of(tokens / seconds / accelerators_per_target, "tok/s", source=source, samples=seconds)
 
     return guarded("tok/s", take)
+
+
+def _longest_s(lengths_s: list[float]) -> float:
+    """Longest stretch of a replica that is no scrape gap. The usual stretch is its scrape interval."""
+    return min(MOST_STRETCH_S, MOST_INTERVALS * statistics.median_low(lengths_s))
 
 
 def _samples(window: MetricsWindow, canonical: str, start_s: float, end_s: float) -> Mapping[Target, Samples]:

@@ -145,6 +145,12 @@ def made_up_past():
     past.add(tokens, {"role": "peaky"}, list(rate.items()), "counter")
     past.add("vllm:num_requests_waiting", {"role": "peaky"}, [(t, 4 if 20 <= t <= 40 else 0) for t in range(61)])
     past.add("vllm:num_requests_running", {"role": "peaky"}, [(t, 8 if 20 <= t <= 40 else 2) for t in range(61)])
+    # a queue at both ends of gaps in which nobody looked: case MS6
+    seen = [*range(11), *range(50, 61)]
+    past.add(tokens, {"role": "unseen"}, [(t, 30 * t if t <= 10 else 300 + 30 * (t - 50)) for t in seen], "counter")
+    past.add("vllm:num_requests_waiting", {"role": "unseen"}, [(t, 4) for t in seen])
+    past.add(tokens, {"role": "seldom"}, [(0, 0), (400, 4000)], "counter")
+    past.add("vllm:num_requests_waiting", {"role": "seldom"}, [(0, 4), (400, 4)])
     past.add("vllm:num_requests_waiting", {"role": "nan"}, flat("NaN"))
     # the proxy: no 5xx was ever answered by the canary
     for cluster, total in (("stable", 1000), ("canary", 50)):
@@ -425,6 +431,14 @@ def test_saturated_throughput_counts_saturated_seconds_only(window):
 def test_R6_without_saturated_seconds_it_is_unknown(window):
     assert saturated_throughput(window("peaky"), waiting=9, min_saturated_s=10).cause.startswith("not saturated")
     assert saturated_throughput(window("nobody"), waiting=1, min_saturated_s=1).cause.startswith("metric unavail")
+
+
+def test_MS6_a_scrape_gap_is_no_saturated_time_whatever_the_queue_at_both_ends(window):
+    reading = saturated_throughput(window("unseen", -1, 61), waiting=1, min_saturated_s=10)
+    assert reading.samples == 20
+    assert reading.value == pytest.approx(30)
+    seldom = saturated_throughput(window("seldom", -1, 401), waiting=1, min_saturated_s=10)
+    assert seldom.cause.startswith("not saturated: 0 saturated seconds")
 
 
 def test_gauges_shares_and_series(window):
