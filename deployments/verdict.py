@@ -12,6 +12,7 @@ from infra.revision import is_committed_blob
 from tasks.sandbox.records import MetricComparison
 from tasks.sandbox.rules import judge_trial
 from tasks.shared.criteria import criteria_hash, parse_criteria
+from tasks.shared.metric_names import METRICS, RATES
 from tasks.shared.outcomes import combine
 from tasks.shared.records import Criteria, Outcome, Reading, Reason
 from tasks.shared.statistics import change
@@ -25,7 +26,7 @@ class ClaimedAbsolute(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    change_abs: float = Field(description="candidate minus baseline, in the readings' unit")
+    change_abs: float = Field(description="candidate minus baseline, in the metric's unit (% for a rate)")
 
 
 class Claim(BaseModel):
@@ -53,7 +54,7 @@ def _readings(path: Path) -> dict[str, Reading]:
     for name, item in raw.items():
         try:
             if isinstance(item, dict) and "status" not in item and set(item) <= {"value", "unit", "samples"}:
-                found[name] = Reading.of(
+                reading = Reading.of(
                     item.get("value"),
                     item.get("unit", ""),
                     samples=item.get("samples"),
@@ -61,10 +62,27 @@ def _readings(path: Path) -> dict[str, Reading]:
                     cause=f"{path} gives no value",
                 )
             else:
-                found[name] = Reading.model_validate(item)
+                reading = Reading.model_validate(item)
         except (ValidationError, TypeError) as error:
             raise BadInput(f"{path}: {name} is no reading: {error}") from None
+        found[name] = _in_unit(name, reading, path)
     return found
+
+
+def _in_unit(name: str, reading: Reading, path: Path) -> Reading:
+    """The reading in the unit that limits are written in. A ratio taken for per cent would be off by a hundred.
+
+    Raises:
+        BadInput: a number in another unit, or in none.
+    """
+    spec = METRICS.get(name)
+    if spec is None or reading.value is None or reading.unit == spec.unit:
+        return reading
+    if name in RATES and reading.unit == "ratio":
+        return reading.model_copy(update={"value": reading.value * 100, "unit": spec.unit})
+    given = reading.unit or "no unit"
+    remedy = f"Give it in {spec.unit}" + (', or as a ratio with the unit "ratio"' if name in RATES else "")
+    raise BadInput(f"{path}: {name} is given in {given}, {spec.unit} is expected", remedy=remedy)
 
 
 def judge_files(

@@ -132,6 +132,28 @@ def test_C4_a_guard_whose_baseline_is_zero_is_claimed_by_its_absolute_change(
     assert said in " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "metric", "given"),
+    [
+        (0, "error_rate is 0.02 % against 0.02 %", "error_rate", (0.0002, "ratio")),
+        (1, "error_rate is 0.9 % against 0.02 %", "error_rate", (0.009, "ratio")),
+        (2, "error_rate is given in no unit, % is expected", "error_rate", (0.009, "")),
+        (2, "error_rate is given in requests, % is expected", "error_rate", (0.0, "requests")),
+        (2, "p99_latency is given in s, ms is expected", "p99_latency", (2.41, "s")),
+        (2, "throughput_per_gpu is given in ratio, tok/s is expected", "throughput_per_gpu", (1.2, "ratio")),
+    ],
+)
+def test_C4_a_reading_in_another_unit_is_converted_or_refused(
+    repository: Path, code: int, said: str, metric: str, given: tuple[float, str]
+) -> None:
+    better = {"throughput_per_gpu": (2300.0, "tok/s"), "cost_per_million_tokens": (0.23, "per million tokens")}
+    b = readings(repository / "b.json", **BASE)
+    c = readings(repository / "c.json", **{**BASE, **better, metric: given})
+    done = ratchet("verdict", "--criteria", str(repository / "criteria.md"), "--baseline", b, "--candidate", c)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in " ".join((done.stdout + done.stderr).split())
+
+
 def test_C4_a_claim_cannot_choose_how_far_off_it_may_be(repository: Path) -> None:
     b = readings(repository / "b.json", **BASE)
     claim = repository / "claim.json"
