@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import polars as pl
 
@@ -17,6 +17,9 @@ BLOCK_S = 2.0
 
 MOST_BLOCKS = 50
 """Shares into which a closed loop is cut for an interval of its rate."""
+
+FOLLOW_THROUGHPUT = ("throughput_per_gpu", "cost_per_million_tokens")
+"""Primary metrics that cannot get better unless throughput does: cost is the price over it."""
 
 
 def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialResult, ...]]:
@@ -45,13 +48,21 @@ def _rate(run: MeasuredRun) -> float | None:
     return run.result.summary.output_tokens_per_s if run.workload == "saturating" else None
 
 
-def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
+def decided_early(
+    runs: Sequence[MeasuredRun], floor_pct: float | None, *, primaries: Collection[str] = FOLLOW_THROUGHPUT
+) -> bool:
     """Whether a further repeat could not make this trial adoptable.
 
     True when the candidate refuses requests that the baseline served: the same requests would be refused again
-    (case OB2). True when its throughput is no better at all: to beat the A/A floor in the mean, the repeats that are
-    left would have to swing by more than twice what noise alone was seen to do. Never true for a trial that looks
-    good: a win is always measured with every repeat, so early endings can lose a gain and cannot adopt one.
+    (case OB2). True when its throughput is no better at all and no primary metric could be met without it: to beat the
+    A/A floor in the mean, the repeats that are left would have to swing by more than twice what noise alone was seen
+    to do. Never true for a trial that looks good: a win is always measured with every repeat, so early endings can lose
+    a gain and cannot adopt one.
+
+    Args:
+        floor_pct: A/A floor of throughput, %.
+        primaries: the criteria's primary metrics. One that does not follow from throughput, such as a latency, may
+            reach its target without it: then no trial ends early for its throughput.
     """
     refused = {
         side: {
@@ -64,6 +75,8 @@ def decided_early(runs: Sequence[MeasuredRun], floor_pct: float | None) -> bool:
     }
     if refused["candidate"] - refused["baseline"]:
         return True
+    if not set(primaries) <= set(FOLLOW_THROUGHPUT):
+        return False
     rates = {
         side: [r for run in runs if run.side == side and (r := _rate(run)) is not None]
         for side in ("baseline", "candidate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tasks.hypothesis.records import Scalar
 from tasks.sandbox.comparison import THROUGHPUT
 from tasks.sandbox.judging import (
     judge_guards,
@@ -17,14 +18,17 @@ from tasks.sandbox.records import TrialResult
 from tasks.shared.outcomes import combine, judgement
 from tasks.shared.records import Criteria, Judgement, ObjectiveWeights, Outcome, OutcomeClass, Reason
 
+PROOFS = frozenset({OutcomeClass.EFFECTIVE, OutcomeClass.NO_EFFECT, OutcomeClass.SIDE_EFFECT, OutcomeClass.REGRESSION})
+"""Classes of a trial whose gain may prove a member's share: measured, steady, comparable."""
+
 
 def pick_winner(trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct: float | None) -> TrialResult | None:
     """The trial that goes to the held-out measurement, or None: then the baseline stays.
 
     Eligible is what passes C2 (so a hypothesis alone only when it reaches a target by itself), did not give
-    wrong outputs, and holds no member that adds nothing. The best rank wins; among ranks closer than the
-    throughput floor the one with fewer changes does, then the smaller identifier, so that the order of trials
-    does not matter.
+    wrong outputs, was measured with every repeat, and holds no member that adds nothing. The best rank wins;
+    among ranks closer than the throughput floor the one with fewer changes does, then the smaller identifier, so
+    that the order of trials does not matter.
 
     Args:
         floor_pct: A/A floor of throughput, %; None: no tie can be told from a gain, so the simplest wins.
@@ -35,6 +39,7 @@ def pick_winner(trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct:
         if trial.outcome_class is OutcomeClass.EFFECTIVE
         and not trial.held_out
         and trial.kind in {"single", "combination"}
+        and not _ended_early(trial)
         and judge_trial(trial.comparisons, criteria).outcome is Outcome.PASS
         and members_contribute(trial, trials, criteria, floor_pct=floor_pct).outcome is Outcome.PASS
         and (rank := _rank(trial, criteria.weights)) is not None
@@ -63,7 +68,8 @@ def members_contribute(
     """Whether each member of a combination passes every guard alone, and adds more than the noise floor when
     it alone is left out (spec C2). Of a pair, leaving one out is the other alone. One change needs no proof.
 
-    Trials are found by their changes, whatever kind they are; one that was not measured is NO_DATA.
+    Trials are found by their changes, whatever kind they are, whether they passed or not. One that was not measured,
+    or not steadily and with every repeat, is NO_DATA.
     """
     if len(winner.changes) < 2:
         return Judgement(outcome=Outcome.PASS)
@@ -72,9 +78,8 @@ def members_contribute(
     for knob, value in winner.changes.items():
         alone = _measured(trials, {knob: value})
         if alone is None:
-            reasons.append(
-                Reason(rule=f"member {knob}", outcome=Outcome.NO_DATA, text=f"{knob} was not measured alone")
-            )
+            text = f"{knob} alone {_unproven(trials, {knob: value})}"
+            reasons.append(Reason(rule=f"member {knob}", outcome=Outcome.NO_DATA, text=text))
         else:
             guards = combine(r.outcome for r in judge_guards(alone.comparisons, criteria)[0])
             reasons.append(
@@ -88,13 +93,10 @@ def members_contribute(
         without = _measured(trials, rest)
         left = None if without is None else _gain(without)
         if full is None or left is None or floor_pct is None:
-            reasons.append(
-                Reason(
-                    rule=f"member {knob}",
-                    outcome=Outcome.NO_DATA,
-                    text=f"what {knob} adds is unknown: the combination without it was not measured",
-                )
-            )
+            known = "a gain or the A/A floor is not known"
+            why = f"the combination without it {_unproven(trials, rest)}" if without is None else known
+            text = f"what {knob} adds is unknown: {why}"
+            reasons.append(Reason(rule=f"member {knob}", outcome=Outcome.NO_DATA, text=text))
             continue
         added = member_contribution_pct(full, left)
         outcome = Outcome.PASS if leave_one_out_ok(full, left, floor_pct) else Outcome.FAIL
@@ -113,8 +115,28 @@ def members_contribute(
     return judgement(reasons)
 
 
-def _measured(trials: Sequence[TrialResult], changes: dict[str, bool | int | float | str]) -> TrialResult | None:
-    return next((t for t in trials if t.changes == changes and t.comparisons and not t.held_out), None)
+def _with(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> list[TrialResult]:
+    return [t for t in trials if t.changes == changes and t.comparisons and not t.held_out]
+
+
+def _ended_early(trial: TrialResult) -> bool:
+    return any(r.rule == "repeats" for r in trial.judgement.reasons)
+
+
+def _measured(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> TrialResult | None:
+    """The trial of just these changes that proves something."""
+    found = _with(trials, changes)
+    return next((t for t in found if t.outcome_class in PROOFS and not _ended_early(t)), None)
+
+
+def _unproven(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> str:
+    """Why no trial of these changes proves anything."""
+    found = _with(trials, changes)
+    if not found:
+        return "was not measured"
+    early = "ended before all its repeats"
+    how = {early if t.outcome_class in PROOFS else f"is {t.outcome_class.value}" for t in found}
+    return f"was measured, which proves nothing: {found[0].trial_id} {' or '.join(sorted(how))}"
 
 
 def _gain(trial: TrialResult) -> float | None:

@@ -106,6 +106,22 @@ def test_without_a_known_floor_nothing_ends_early():
     assert decided_early([measured("baseline"), measured("candidate", rate=1.0)], floor_pct=None) is False
 
 
+@pytest.mark.parametrize(
+    ("early", "primaries"),
+    [
+        (True, ("throughput_per_gpu",)),
+        (True, ("cost_per_million_tokens", "throughput_per_gpu")),
+        (False, ("p99_latency",)),
+        (False, ("throughput_per_gpu", "ttft_p99")),
+    ],
+)
+def test_C2_no_gain_in_throughput_decides_only_what_follows_from_it(early, primaries):
+    runs = [measured("baseline"), measured("candidate", rate=9.0)]
+    assert decided_early(runs, floor_pct=4.0, primaries=primaries) is early
+    refusing = [measured("baseline"), measured("candidate", refused=(3,))]
+    assert decided_early(refusing, floor_pct=4.0, primaries=primaries) is True
+
+
 def members(*throughputs):
     return [trial({f"knob_{i}": i + 1}, t) for i, t in enumerate(throughputs)]
 

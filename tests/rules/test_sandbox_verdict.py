@@ -16,7 +16,7 @@ from tasks.sandbox.rules import (
 )
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import members_contribute, pick_winner
-from tasks.shared.records import ObjectiveWeights, Outcome, OutcomeClass
+from tasks.shared.records import Judgement, ObjectiveWeights, Outcome, OutcomeClass, Reason
 from tests.rules.trial_records import (
     DEMO,
     PRODUCTION,
@@ -84,6 +84,37 @@ def test_C2_of_a_pair_leaving_one_out_is_the_other_alone(expected, single_a, sin
 def test_C2_a_member_that_was_not_left_out_in_a_measurement_is_no_data():
     both = trial(AB, 124, kind="combination")
     assert members_contribute(both, (trial(A, 114), both), PRODUCTION, floor_pct=2.0).outcome is N
+
+
+CUT_SHORT = Reason(rule="repeats", outcome=F, text="decided after 1 of 3 repeats")
+
+
+def ended_early(trial_):
+    return trial_.model_copy(update={"judgement": Judgement(outcome=F, reasons=(CUT_SHORT,))})
+
+
+@pytest.mark.parametrize("outcome_class", list(OutcomeClass))
+def test_C2_V3_only_a_steady_measurement_proves_a_member(outcome_class):
+    proofs = {"effective", "no effect", "side effect", "regression"}
+    both = trial(AB, 124, kind="combination")
+    alone = (trial(A, 114), trial(B, 110, outcome_class=outcome_class))
+    said = members_contribute(both, (*alone, both), PRODUCTION, floor_pct=2.0)
+    assert said.outcome is (P if outcome_class.value in proofs else N)
+    if said.outcome is N:
+        assert all(f"single-b is {outcome_class.value}" in r.text for r in said.reasons if r.outcome is N)
+
+
+def test_C2_V3_a_trial_that_ended_early_proves_no_member():
+    both, b = trial(AB, 124, kind="combination"), trial(B, 110, outcome_class=OutcomeClass.NO_EFFECT)
+    said = members_contribute(both, (trial(A, 114), ended_early(b), both), PRODUCTION, floor_pct=2.0)
+    assert said.outcome is N
+    assert any("ended before all its repeats" in r.text for r in said.reasons)
+    again = (trial(A, 114), ended_early(b), b, both)
+    assert members_contribute(both, again, PRODUCTION, floor_pct=2.0).outcome is P
+
+
+def test_C2_V3_a_trial_that_ended_early_cannot_win():
+    assert pick_winner([ended_early(trial(A, 150))], PRODUCTION, floor_pct=2.0) is None
 
 
 def test_C2_a_member_that_breaches_a_guard_alone_fails_the_combination():
