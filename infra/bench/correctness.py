@@ -1,4 +1,4 @@
-"""Asks two engines the same questions and hands the full texts back (spec V6)."""
+"""Asks two engines the same questions and hands back what they answered, and how each text ended (spec V6)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,54 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.bench.measure import Served
 from infra.replay.words import WORDS
 
+MOST_TOKENS = 96
+"""Cap of a plain answer. Texts end by themselves; the cap keeps a small model that rambles from taking a minute a text.
+An answer that meets it was compared up to there, which is no full text, and is reported so."""
+
+SHORT_ANSWERS = (
+    "Name the capital of France.",
+    "Answer with one word: what is the opposite of hot?",
+    "Answer with one number: how many days has a week?",
+    "How many legs does a cat have?",
+    "Answer in one short sentence: what does a baker make?",
+    "Write one sentence about the sea.",
+)
+"""Questions whose answers end by themselves well below the cap, so that whole texts are compared: 8 to 42 tokens each,
+113 in all, of the demo's model."""
+
 
 class Question(BaseModel):
-    """One request with natural stopping."""
+    """One request with natural stopping below a cap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     messages: tuple[Mapping[str, str], ...]
-    max_tokens: int = 24
+    max_tokens: int = Field(default=32, description="cap; a text that meets it did not end by itself")
     needle: str = Field(default="", description="text that a right answer holds; empty for none")
     odd: bool = Field(default=False, description="empty, over-long or strange input: the status counts, not the text")
+    over_long: bool = Field(default=False, description="longer than the context: a right server refuses it")
 
 
 class Answer(BaseModel):
-    """What came back: the whole text, or the HTTP status of a refusal."""
+    """What came back: a text and how it ended, or the HTTP status of a refusal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    status: int
+    status: int = Field(description="HTTP status; 0 when there was no answer at all")
     text: str
+    finish_reason: str = Field(
+        default="", description="stop: the text ended by itself; length: it met the cap; empty: the engine did not say"
+    )
+
+
+def plain_questions() -> tuple[Question, ...]:
+    """Questions with short answers, whose texts are compared from their first to their last token."""
+    return tuple(
+        Question(id=f"plain-{i}", max_tokens=MOST_TOKENS, messages=({"role": "user", "content": text},))
+        for i, text in enumerate(SHORT_ANSWERS)
+    )
 
 
 def needle_question(tokens: int, seed: int) -> Question:
@@ -57,6 +84,7 @@ def odd_questions(context_tokens: int) -> tuple[Question, ...]:
         Question(
             id="odd-over-long",
             odd=True,
+            over_long=True,
             max_tokens=4,
             messages=({"role": "user", "content": "word " * (context_tokens + 200)},),
         ),
@@ -85,7 +113,13 @@ def ask(served: Served, questions: Sequence[Question], concurrency: int, timeout
             return Answer(id=question.id, status=0, text=f"no answer: {type(error).__name__}")
         if answer.status_code != 200:
             return Answer(id=question.id, status=answer.status_code, text="")
-        return Answer(id=question.id, status=200, text=answer.json()["choices"][0]["message"]["content"] or "")
+        choice = answer.json()["choices"][0]
+        return Answer(
+            id=question.id,
+            status=200,
+            text=choice["message"]["content"] or "",
+            finish_reason=choice.get("finish_reason") or "",
+        )
 
     with ThreadPoolExecutor(max_workers=concurrency) as pool:
         return tuple(pool.map(one, questions))
