@@ -126,7 +126,11 @@ def test_MS1_an_unreachable_prometheus_is_no_zero(
     put_traffic(store, given)
     with pytest.raises(GateFailed) as stopped:
         run(given)
-    assert "127.0.0.1" in str(stopped.value) or "failed" in str(stopped.value)
+    said = str(stopped.value)
+    assert "throughput_per_gpu: unknown (vllm:generation_tokens_total{" in said
+    assert "failed: " in said
+    assert "127.0.0.1" in said
+    assert "port=9" in said
 
 
 def test_OR5_two_campaigns_of_one_target_do_not_run_side_by_side(criteria: Path, store: ObjectStore) -> None:
