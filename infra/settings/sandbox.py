@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from infra.settings.environment import EnvironmentSettings
 
 
-class SandboxSettings(BaseSettings):
+class SandboxSettings(EnvironmentSettings):
     """Read from RATCHET_SANDBOX_*."""
 
     model_config = SettingsConfigDict(env_prefix="RATCHET_SANDBOX_", extra="forbid", frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from infra.settings.environment import EnvironmentSettings
 
 
-class StoreSettings(BaseSettings):
+class StoreSettings(EnvironmentSettings):
     """Read from RATCHET_S3_*."""
 
     model_config = SettingsConfigDict(env_prefix="RATCHET_S3_", extra="forbid", frozen=True)
@@ -17,7 +19,7 @@ class StoreSettings(BaseSettings):
     secret_key: SecretStr
 
 
-class MetricsSettings(BaseSettings):
+class MetricsSettings(EnvironmentSettings):
     """Read from RATCHET_PROMETHEUS_*."""
 
     model_config = SettingsConfigDict(env_prefix="RATCHET_PROMETHEUS_", extra="forbid", frozen=True)
@@ -26,7 +28,7 @@ class MetricsSettings(BaseSettings):
     timeout_s: float = 10.0
 
 
-class AgentSettings(BaseSettings):
+class AgentSettings(EnvironmentSettings):
     """Read from RATCHET_AGENT_*. Without a base URL the loop runs on rules, playbook and optimiser."""
 
     model_config = SettingsConfigDict(env_prefix="RATCHET_AGENT_", extra="forbid", frozen=True)
