@@ -189,20 +189,31 @@ def block_id(value: object) -> int:
 
 
 def _entry(row: Mapping[str, Any], where: str) -> SampleEntry:
+    try:
+        return SampleEntry.model_validate(_values(row))
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_first_fault(error)}") from error
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from error
+
+
+def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: row[key] for key in SampleEntry.model_fields if row.get(key) is not None}
     if isinstance(values.get("messages"), str):
-        values["messages"] = json.loads(values["messages"])
-    blocks = row.get("block_ids") or row.get("hash_ids")
-    if blocks:
+        try:
+            values["messages"] = json.loads(values["messages"])
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"messages is text that is not JSON: {error}") from error
+    column = "block_ids" if row.get("block_ids") else "hash_ids"
+    if blocks := row.get(column):
+        if not isinstance(blocks, list | tuple):
+            raise BadInput(f"{column} is a list of whole numbers or texts, not {str(blocks)[:60]!r}")
         values["block_ids"] = tuple(block_id(item) for item in blocks)
     if isinstance(values.get("request_id"), int):
         values["request_id"] = str(values["request_id"])
     if str(values.get("request_id", "")).strip().lower() in MISSING_IDS:
         values["request_id"] = f"made-{hashlib.blake2b(_canonical(dict(row)), digest_size=12).hexdigest()}"
-    try:
-        return SampleEntry.model_validate(values)
-    except ValidationError as error:
-        raise BadInput(f"{where}: {_first_fault(error)}") from error
+    return values
 
 
 def _json_rows(data: bytes, name: str) -> list[dict[str, Any]]:

@@ -250,6 +250,26 @@ def test_a_saved_sample_can_be_drawn_from_again(tmp_path):
             "output_tokens",
         ),
         ("nonsense", "is not JSON"),
+        (
+            '{"request_id":"a","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"messages":"[{"}',
+            "messages is text that is not JSON",
+        ),
+        (
+            '{"request_id":"a","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"messages":"7"}',
+            "messages",
+        ),
+        (
+            '{"request_id":"a","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"block_ids":5}',
+            "block_ids is a list",
+        ),
+        (
+            '{"request_id":"a","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"hash_ids":"abc"}',
+            "hash_ids is a list",
+        ),
+        (
+            '{"request_id":"a","arrival_s":0,"prompt_tokens":5,"output_tokens":5,"block_ids":[1.5]}',
+            "a block id is a whole number or text",
+        ),
     ],
 )
 def test_a_sample_file_that_is_no_sample_is_refused_by_row(tmp_path, line, fault):
