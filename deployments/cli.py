@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal, NoReturn, Optional
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from deployments import cli_knobs, cli_stack
-from deployments.environment import embedded_settings, state_dir
-from infra.errors import BadInput, RatchetError
+from deployments.environment import PRODUCTION_STATE_DIR, embedded_settings, production_state_dir, state_dir
+from deployments.run_log import shorten_faults
+from infra.errors import BadInput, RatchetError, os_fault
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +36,8 @@ EXIT = {"PASS": 0, "FAIL": 1, "ERROR": 1, "INCONCLUSIVE": 3, "NO_DATA": 3}
 def use_embedded_stack(side: Literal["sandbox", "production"]) -> None:
     """Take the embedded stack's settings where the environment names no object store of its own."""
     if "RATCHET_S3_ENDPOINT_URL" not in os.environ:
-        os.environ.update(embedded_settings(state_dir(), side))
+        named = {k: v for k, v in os.environ.items() if k == PRODUCTION_STATE_DIR and v}
+        os.environ.update({**embedded_settings(state_dir(), side), **named})
 
 
 @app.command()
@@ -79,15 +81,29 @@ def campaign_run(
 def rollout(
     plan: Annotated[str, typer.Argument(help="S3 key of the plan, campaigns/NAME/plan.json")],
     follow: Annotated[bool, typer.Option(help="tick until it needs something from outside")] = False,
-    tick_s: Annotated[float, typer.Option(help="pause between two ticks")] = 2.0,
-    lease_ttl_s: Annotated[float, typer.Option(help="after so long without a tick the guardian acts")] = 180.0,
-    verify_from_s: Annotated[Optional[float], typer.Option(help="window after the promotion, epoch seconds")] = None,  # noqa: UP045
-    verify_to_s: Annotated[Optional[float], typer.Option()] = None,  # noqa: UP045
+    tick_s: Annotated[float, typer.Option(min=0.001, help="pause between two ticks")] = 2.0,
+    lease_ttl_s: Annotated[
+        float, typer.Option(min=0.001, help="after so long without a tick the guardian acts")
+    ] = 180.0,
+    verify_from_s: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="begin of the window that verifies production, epoch seconds; after the promotion"),
+    ] = None,
+    verify_to_s: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="its end, at most now; as long as the baseline's window"),
+    ] = None,
 ) -> None:
     """One tick of an approved plan's rollout, or all of them.
 
     Example: ratchet rollout campaigns/nightly-1/plan.json --follow
     """
+    if (verify_from_s is None) != (verify_to_s is None):
+        given, absent = ("from", "to") if verify_to_s is None else ("to", "from")
+        raise BadInput(
+            f"--verify-{given}-s without --verify-{absent}-s is no window; nothing was done",
+            remedy="Give both, or neither for a tick that waits for the window",
+        )
     use_embedded_stack("production")
     from flows.canary import TERMINAL, RolloutParams, run_rollout
     from tasks.shared.records import Window
@@ -173,7 +189,7 @@ def rollback(
     """
     from deployments.rollback import roll_back_now
 
-    for line in roll_back_now(state_dir(), to):
+    for line in roll_back_now(production_state_dir(), to):
         out.print(line)
 
 
@@ -313,11 +329,19 @@ def report(
 
 def main() -> None:
     """The entry point: a fault that a person can act on is one line and exit code 2."""
+    shorten_faults()
     try:
         app()
     except RatchetError as error:
-        Console(stderr=True).print(f"ratchet: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _say(error)
+    except OSError as error:
+        _say(os_fault(error))
+
+
+def _say(fault: RatchetError) -> NoReturn:
+    line = " ".join(f"ratchet: {fault}".split())
+    Console(stderr=True).print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,18 @@ from infra.stack.paths import StackPaths
 from infra.stack.records import StackError
 
 Side = Literal["sandbox", "production", "agent"]
+PRODUCTION_STATE_DIR = "RATCHET_PRODUCTION_STATE_DIR"
 
 
 def state_dir() -> Path:
     """RATCHET_STATE, or .ratchet below the present folder."""
     return Path(os.environ.get("RATCHET_STATE", ".ratchet")).absolute()
+
+
+def production_state_dir() -> Path:
+    """Where the switch of the rollouts lies: RATCHET_PRODUCTION_STATE_DIR, or the embedded stack's folder."""
+    named = os.environ.get(PRODUCTION_STATE_DIR)
+    return Path(named).absolute() if named else state_dir()
 
 
 def embedded_settings(state: Path, side: Side) -> dict[str, str]:
@@ -45,7 +52,7 @@ def embedded_settings(state: Path, side: Side) -> dict[str, str]:
         settings["PREFECT_API_URL"] = addresses.prefect
         settings["PREFECT_HOME"] = str(state / "prefect-client")
     if side == "production":
-        settings["RATCHET_PRODUCTION_STATE_DIR"] = str(state)
+        settings[PRODUCTION_STATE_DIR] = str(state)
     settings |= {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from infra.errors import BadInput
+from infra.errors import BadInput, os_fault
 from tasks.shared.parameters import CampaignParams
 
 
@@ -18,6 +18,10 @@ def load_params(path: Path) -> CampaignParams:
         return CampaignParams.model_validate(data)
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
+    except OSError as error:
+        raise os_fault(error, f"cannot read {path}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is no text: {error}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{path} is neither JSON nor YAML: {error}") from None
     except ValidationError as error:

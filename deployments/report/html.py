@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import polars as pl
 from deployments.report import plots
 from deployments.report.figures import figures
 from deployments.report.story import Story
+from infra.sampling.files import write_atomically
 from infra.store import ObjectStore
 from tasks.sandbox.records import TrialResult
 from tasks.shared.records import Outcome
@@ -147,15 +146,5 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """A whole file or none: written beside and renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """A whole file or none. Raises BadInput when the place cannot be written or its disk is full."""
+    write_atomically(path, text.encode())

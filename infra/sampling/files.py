@@ -6,25 +6,25 @@ import os
 import tempfile
 from pathlib import Path
 
-from infra.errors import BadInput
+from infra.errors import os_fault
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
 
-    Parent folders are made. Raises BadInput when the place cannot be written.
+    Parent folders are made. Raises BadInput when the place cannot be written or its disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     except OSError as error:
-        raise BadInput(f"cannot write {path}: {error}", remedy="choose a folder that can be written") from error
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        raise os_fault(error, f"cannot write {path}") from error
