@@ -36,9 +36,7 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
                 "throughput_change_pct": _throughput_pct(trial),
                 "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
                 # What decided stands first: a page shows the beginning.
-                "why": [
-                    r.text for r in sorted(trial.judgement.reasons, key=lambda r: r.outcome is Outcome.PASS)
-                ]
+                "why": [r.text for r in sorted(trial.judgement.reasons, key=lambda r: r.outcome is Outcome.PASS)]
                 if trial
                 else ["the campaign ended before it was measured"],
             }

@@ -100,7 +100,6 @@ def measure_run(
     *,
     client_cores: Sequence[int],
     own_pids: Sequence[int] = (),
-    timeout_s: float = 600,
 ) -> MeasuredRun:
     """Cold cache, warm-up, run. The client is a process of its own on its own cores.
 
@@ -123,7 +122,7 @@ def measure_run(
         folder,
         cores=client_cores,
         options=plan.options,
-        process_timeout_s=timeout_s,
+        process_timeout_s=plan.limit_s,
     )
     conditions = watch.finish()
     after = server_counters(served)

@@ -16,6 +16,9 @@ from infra.stack import processes
 from infra.stack.files import read_parts
 from infra.stack.paths import StackPaths
 
+DRAIN_S = 60.0
+"""How long a stream that began before a replacement may go on."""
+
 _POLL_S = 0.2
 # Envoy's workers take a new address over one by one, milliseconds after it is shown as in force.
 _QUIET_POLLS = 3
@@ -36,7 +39,7 @@ def proxied_connections(paths: StackPaths, port: int) -> int:
 
 
 def wait_until_drained(
-    paths: StackPaths, port: int, *, renew: Callable[[], None] | None = None, wait_s: float = 60.0
+    paths: StackPaths, port: int, *, renew: Callable[[], None] | None = None, wait_s: float = DRAIN_S
 ) -> bool:
     """Wait until Envoy has let go of a port that is no longer an arm's address.
 

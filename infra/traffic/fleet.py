@@ -5,6 +5,7 @@ A replica outlives the process that started it; what was started is recorded in 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,9 +27,10 @@ from infra.stack.atomic import replace_file
 from infra.stack.paths import StackPaths
 from infra.stack.ports import port_is_free
 from infra.stack.targets import set_targets
-from infra.traffic.draining import wait_until_drained
+from infra.traffic.draining import DRAIN_S, wait_until_drained
 from infra.traffic.switch import EnvoySwitch
 
+LOG = logging.getLogger("ratchet.fleet")
 Role = Literal["stable", "canary"]
 ROLES: tuple[Role, ...] = ("stable", "canary")
 
@@ -130,8 +132,8 @@ class LocalFleet:
         if switch.endpoints(role) != [("127.0.0.1", found.port)]:
             switch.set_endpoint(role, "127.0.0.1", found.port)
         set_targets(self._paths, "engines", [f"127.0.0.1:{found.port}"], {"role": role})
-        if old is not None:
-            wait_until_drained(self._paths, old.port, renew=renew)
+        if old is not None and not wait_until_drained(self._paths, old.port, renew=renew):
+            LOG.warning("the replaced %s replica still had streams after %d s; they are cut", role, DRAIN_S)
         self._end_unrecorded(renew)
         return found
 
@@ -219,7 +221,7 @@ class LocalFleet:
         self._file(role).unlink(missing_ok=True)
 
     def drain_and_retire(
-        self, role: Role, switch: EnvoySwitch, wait_s: float = 60.0, *, renew: Callable[[], None] | None = None
+        self, role: Role, switch: EnvoySwitch, wait_s: float = DRAIN_S, *, renew: Callable[[], None] | None = None
     ) -> None:
         """Wait until no request is under way on the role, then end it; `renew` is called all the while."""
         deadline = time.monotonic() + wait_s
@@ -227,6 +229,8 @@ class LocalFleet:
             if renew is not None:
                 renew()
             time.sleep(0.2)
+        if left := switch.counters()[role].active:
+            LOG.warning("the %s replica still had %d requests after %d s; they are cut", role, left, wait_s)
         self.retire(role, renew=renew)
         if role == "canary":
             switch.clear_endpoint("canary")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from infra.bench.correctness import Answer, Question, ask, needle_question, odd_questions
+from infra.bench.correctness import Answer, Question, ask, needle_question, odd_questions, plain_questions
 from infra.bench.engines import Bench, Sides
 from infra.bench.measure import MeasuredRun
 from tasks.hypothesis.records import Scalar
@@ -12,15 +12,6 @@ from tasks.sandbox.comparison import THROUGHPUT_OF
 from tasks.sandbox.correctness import judge_outputs
 from tasks.sandbox.records import CorrectnessReport, RunReadings
 from tasks.shared.records import Reading
-
-PLAIN = (
-    "Name the capital of France.",
-    "What is two plus two?",
-    "Write one sentence about the sea.",
-    "List three colours.",
-    "What does a baker make?",
-    "Say hello in Spanish.",
-)
 
 
 def changes_text(changes: Mapping[str, Scalar]) -> str:
@@ -56,11 +47,8 @@ def by_repeat(runs: Sequence[RunReadings], side: str) -> list[dict[str, Reading]
 
 def questions(seed: int, context_tokens: int) -> tuple[Question, ...]:
     """Plain questions, needles at a quarter and at half of the context, odd inputs."""
-    plain = tuple(
-        Question(id=f"plain-{i}", messages=({"role": "user", "content": text},)) for i, text in enumerate(PLAIN)
-    )
     needles = tuple(needle_question(tokens, seed) for tokens in (context_tokens // 4, context_tokens // 2))
-    return (*plain, *needles, *odd_questions(context_tokens))
+    return (*plain_questions(), *needles, *odd_questions(context_tokens))
 
 
 def compare_outputs(bench: Bench, sides: Sides, seed: int) -> CorrectnessReport:

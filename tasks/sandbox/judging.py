@@ -27,6 +27,9 @@ DEFAULT_DISCOUNT_PCT = 2.5
 FEWEST_PAIRS = 3
 """Pairs of sandbox and production gains from which the ledger is believed instead."""
 
+REFUSALS = frozenset({"error_rate", "coverage", "oom_count"})
+"""Guards on what was not served. A load under which nothing was served has no valid run, and that is its result."""
+
 ENGINE_CLASSES: dict[str, OutcomeClass] = {
     "invalid_configuration": OutcomeClass.INVALID_CONFIGURATION,
     "invalid_config": OutcomeClass.INVALID_CONFIGURATION,
@@ -123,7 +126,7 @@ def judge_single(comparisons: Sequence[MetricComparison], criteria: Criteria) ->
     return judgement([*any_reached(reasons), *guards], silent=silent)
 
 
-def classify(  # noqa: PLR0911 - one return a class, in the order of the docstring
+def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of the docstring
     *,
     engine_outcome: str,
     comparisons: Sequence[MetricComparison],
@@ -139,7 +142,8 @@ def classify(  # noqa: PLR0911 - one return a class, in the order of the docstri
 
     invalid configuration, infeasible, not run: the engine did not serve a measurement. unverified: the
     sandbox is not of production's shape, or a required reading or the cache comparison is missing. wrong
-    output: correctness failed. unstable: the runs spread too far, or a guard could not be resolved from
+    output: correctness failed. regression or side effect: requests were refused or failed, or memory ran out,
+    which is no matter of noise. unstable: the runs spread too far, or a guard could not be resolved from
     noise. effective: the trial's judgement passes (`judge_single` for a hypothesis alone, `judge_trial` for a
     combination) and `more_guards` hold. side effect: better, and a guard is breached. regression: worse, or a
     guard is breached without a gain. no effect: the rest.
@@ -152,13 +156,16 @@ def classify(  # noqa: PLR0911 - one return a class, in the order of the docstri
         return OutcomeClass.UNVERIFIED
     if correctness is not None and correctness.judgement.outcome is Outcome.FAIL:
         return OutcomeClass.WRONG_OUTPUT
+    deciding = judge_guards(comparisons, criteria)[0]
+    moves = _moves(comparisons, criteria)
+    better, worse = any(m == 1 for m in moves), any(m == -1 for m in moves)
+    if any(r.rule in REFUSALS and r.outcome is Outcome.FAIL for r in deciding):
+        return OutcomeClass.SIDE_EFFECT if better else OutcomeClass.REGRESSION
     if unstable_reasons:
         return OutcomeClass.UNSTABLE
     if cache is not None and cache.outcome is not Outcome.PASS:
         return OutcomeClass.UNVERIFIED
-    guards = combine(r.outcome for r in (*judge_guards(comparisons, criteria)[0], *more_guards))
-    moves = _moves(comparisons, criteria)
-    better, worse = any(m == 1 for m in moves), any(m == -1 for m in moves)
+    guards = combine(r.outcome for r in (*deciding, *more_guards))
     if guards is Outcome.FAIL:
         return OutcomeClass.SIDE_EFFECT if better else OutcomeClass.REGRESSION
     if worse and not better:

@@ -13,6 +13,7 @@ from prefect.logging import get_run_logger
 
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
 from infra.bench.measure import MeasuredRun, measure_pair, measure_run, stratum_path
+from infra.bench.workload import WorkloadPlan
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
 from infra.errors import RatchetError
@@ -31,7 +32,7 @@ from tasks.sandbox.search import combinations, decided_early, recorded_blocks
 from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import pick_winner
-from tasks.sandbox.workloads import passes_needed, plans, slots_of
+from tasks.sandbox.workloads import passes_needed, plans, refuse_endless, slots_of
 from tasks.shared.ledger import ledger_key
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Criteria, LedgerEntry, Outcome, SamplingPolicy
@@ -56,8 +57,31 @@ def _fetch_sample(store: ObjectStore, ref: SampleRef, folder: Path, m: SamplingP
     return path, present
 
 
+def _loads(
+    params: CampaignParams,
+    measuring: SamplingPolicy,
+    sample: SampleRef,
+    strata: frozenset[str],
+    *configs: ServingConfig,
+    passes: int = 1,
+    recorded_runs: int = 0,
+) -> tuple[WorkloadPlan, ...]:
+    return plans(
+        measuring,
+        time_scale=params.time_scale,
+        slots=slots_of(*configs),
+        strata=strata,
+        requests=sample.requests,
+        duration_s=sample.duration_s,
+        passes=passes,
+        recorded_runs=recorded_runs,
+    )
+
+
 def _void(run: MeasuredRun) -> bool:
-    return bool(disturbances(run, max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT))
+    """Whether the machine spoiled the run; one in which the engine served nothing is the engine's own result."""
+    found = disturbances(run, max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT)
+    return bool(found) and run.result.summary.ok > 0
 
 
 def _undisturbed(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
@@ -100,33 +124,36 @@ def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> C
     what differs there is called a difference."""
     store, settings, measuring = open_store(), SandboxSettings(), criteria.measuring
     log = get_run_logger()
+    for sample in (samples.search, samples.held_out):
+        refuse_endless(sample.duration_s, params.time_scale)
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
         path, strata = _fetch_sample(store, samples.search, folder, measuring)
         baseline, twin = bench.baseline_and_twin(params.config)
-        slots = slots_of(params.config)
-        once = plans(measuring, time_scale=params.time_scale, slots=slots, strata=strata)
         passes = 1
         if measuring.min_closed_run_s:
+            once = _loads(params, measuring, samples.search, strata, params.config)
             saturating = next(plan for plan in once if plan.workload == "saturating")
             first = measure_run(
                 baseline, "baseline", saturating, 0, path, folder / "once", client_cores=settings.client_cores
             )
             passes = passes_needed(first.result.summary.duration_s, measuring.min_closed_run_s)
             log.info("%s; runs in closed loop replay the sample %d times", checks.run_line(first), passes)
+        loads = _loads(
+            params,
+            measuring,
+            samples.search,
+            strata,
+            params.config,
+            passes=passes,
+            recorded_runs=measuring.runs_per_side,
+        )
         readings = [
             _keep(store, settings, bench, run, bench.peak_memory(run.side))
             for run in measure_pair(
                 baseline,
                 twin,
-                plans(
-                    measuring,
-                    time_scale=params.time_scale,
-                    slots=slots,
-                    strata=strata,
-                    passes=passes,
-                    recorded_runs=measuring.runs_per_side,
-                ),
+                loads,
                 path,
                 folder,
                 client_cores=settings.client_cores,
@@ -234,6 +261,8 @@ def _measure(
     if baseline.samples is None:
         raise ValueError("the baseline holds no samples")
     held_out = kind == "held_out"
+    proves = kind != "single"  # leaving one member out proves the others, and only with every repeat
+    primaries = [metric.name for metric in criteria.primary]
     ref = baseline.samples.held_out if held_out else baseline.samples.search
     started_s = time.monotonic()
     log = get_run_logger()
@@ -262,14 +291,7 @@ def _measure(
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
         path, strata = _fetch_sample(store, ref, folder, criteria.measuring)
-        slots = slots_of(baseline.config, config)
-        loads = plans(
-            criteria.measuring,
-            time_scale=params.time_scale,
-            slots=slots,
-            strata=strata,
-            passes=baseline.passes,
-        )
+        loads = _loads(params, criteria.measuring, ref, strata, baseline.config, config, passes=baseline.passes)
         try:
             sides = bench.pair(baseline.config, config, fresh=held_out)
             floor = baseline.floor_pct("throughput_per_gpu")
@@ -281,7 +303,9 @@ def _measure(
                 folder,
                 client_cores=settings.client_cores,
                 void=_void,
-                stop_after=None if held_out else lambda done: decided_early(_undisturbed(done), floor),
+                stop_after=None
+                if proves
+                else lambda done: decided_early(_undisturbed(done), floor, primaries=primaries),
                 on_run=lambda r: log.info("%s", checks.run_line(r)),
             ):
                 runs.append(run)
@@ -289,7 +313,7 @@ def _measure(
                 memory = peak if run.side == "candidate" else memory
                 readings.append(_keep(store, settings, bench, run, peak))
             bench.still_alive()
-            if check_outputs and (held_out or not decided_early(_undisturbed(runs), floor)):
+            if check_outputs and (proves or not decided_early(_undisturbed(runs), floor, primaries=primaries)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
             bench.still_alive()

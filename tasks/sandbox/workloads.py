@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from infra.bench.workload import STRATUM_OF, Workload, WorkloadPlan
 from infra.engine.config import ServingConfig
+from infra.errors import BadInput
 from infra.replay.records import ReplayLimits, ReplayOptions
 from tasks.sandbox.comparison import THROUGHPUT_OF
 from tasks.sandbox.records import MetricComparison, RunReadings
@@ -16,6 +17,9 @@ from tasks.shared.records import Outcome, Reading, Reason, SamplingPolicy
 MAX_DISPATCH_DELAY_P99_MS = 50.0
 PEAK_CONCURRENCY = "peak_concurrency"
 MOST_PASSES = 5
+REQUEST_LIMIT_S = 180.0
+LONGEST_RECORDED_S = 3600.0
+"""Feedback comes in minutes (spec V10): a trial whose recorded load lasts longer than this is no plan."""
 
 NAMES: Mapping[Workload, str] = {
     "saturating": "the mix",
@@ -37,6 +41,8 @@ def plans(
     time_scale: float,
     slots: int | None,
     strata: Collection[str],
+    requests: int = 0,
+    duration_s: float = 0.0,
     passes: int = 1,
     recorded_runs: int = 0,
 ) -> tuple[WorkloadPlan, ...]:
@@ -49,6 +55,8 @@ def plans(
     Args:
         time_scale: recorded gaps are multiplied by it.
         slots: of `slots_of` both sides.
+        requests: of the sample.
+        duration_s: of the sample, from its first to its last arrival.
         passes: how often a closed loop replays the sample.
         strata: those that the sample holds; a workload without requests is left out, and is then missing.
         recorded_runs: runs at recorded load instead of the criteria's number.
@@ -63,22 +71,50 @@ def plans(
             passes=1 if concurrency is None else passes,
             warmup=measuring.warmup_requests,
             limits=limits,
-            timeout_s=180.0,
+            timeout_s=REQUEST_LIMIT_S,
         )
+
+    def limit_s(concurrency: int | None) -> float:
+        """Warm-up and start, and every request at its own limit or at its recorded time."""
+        loop_s = REQUEST_LIMIT_S * requests * passes / (concurrency or 1)
+        return 600.0 + (duration_s * time_scale if concurrency is None else loop_s)
 
     at = measuring.saturating_concurrency
     concurrency: dict[Workload, int] = {"short_prompts": max(2 * at, slots or 0), "long_prompts": max(1, at // 8)}
     return (
         WorkloadPlan(
-            workload="recorded", options=options(None), repeats=recorded_runs or measuring.recorded_runs_per_side
+            workload="recorded",
+            options=options(None),
+            repeats=recorded_runs or measuring.recorded_runs_per_side,
+            limit_s=limit_s(None),
         ),
-        WorkloadPlan(workload="saturating", options=options(at), repeats=measuring.runs_per_side),
+        WorkloadPlan(workload="saturating", options=options(at), repeats=measuring.runs_per_side, limit_s=limit_s(at)),
         *(
-            WorkloadPlan(workload=name, options=options(concurrency[name]), repeats=measuring.runs_per_side)
+            WorkloadPlan(
+                workload=name,
+                options=options(concurrency[name]),
+                repeats=measuring.runs_per_side,
+                limit_s=limit_s(concurrency[name]),
+            )
             for name in measuring.workloads
             if STRATUM_OF[name] in strata
         ),
     )
+
+
+def refuse_endless(duration_s: float, time_scale: float) -> None:
+    """Refuse recorded arrivals that would be replayed for hours.
+
+    Raises:
+        BadInput: with what to give instead.
+    """
+    if duration_s * time_scale > LONGEST_RECORDED_S:
+        raise BadInput(
+            f"one run at recorded load would last {duration_s * time_scale:,.0f} s, {LONGEST_RECORDED_S:,.0f} s are "
+            "the most",
+            remedy="give the campaign a `sample_window` of an hour or less (a stretch of the baseline's window, with "
+            "its own peak) and a `held_out_window`",
+        )
 
 
 def passes_needed(once_s: float, at_least_s: float) -> int:

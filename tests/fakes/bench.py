@@ -40,7 +40,8 @@ class StubServer(StubLLM):
         words = len(prompt_text(body).split())
         if limit is not None and words >= limit:
             return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
-        return web.json_response({"choices": [{"message": {"content": f"an answer to {words} words"}}]})
+        answer = {"message": {"content": f"an answer to {words} words"}, "finish_reason": "stop"}
+        return web.json_response({"choices": [answer]})
 
 
 class StubBench:

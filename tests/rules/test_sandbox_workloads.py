@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from infra.errors import BadInput
 from infra.readings import Reading
 from tasks.baseline.records import BaselineReport, NoiseFloor
+from tasks.sandbox.rules import classify, compare_runs
 from tasks.sandbox.trial import judged
-from tasks.sandbox.workloads import load_specific, memory_at_peak, passes_needed, plans, slots_of
+from tasks.sandbox.workloads import load_specific, memory_at_peak, passes_needed, plans, refuse_endless, slots_of
 from tasks.shared.criteria_checks import faults
 from tasks.shared.records import Outcome, OutcomeClass, SamplingPolicy, Window
 from tests.rules.serving_configs import serving_config
@@ -203,3 +205,30 @@ def test_V3_passes_are_the_same_for_every_closed_loop_and_never_for_recorded_arr
         "short_prompts": 3,
         "long_prompts": 3,
     }
+
+
+def test_a_run_may_last_as_long_as_its_recorded_arrivals_and_an_endless_one_is_refused():
+    found = plans(
+        PRODUCTION.measuring, time_scale=2.0, slots=8, strata=set(), requests=1000, duration_s=1500.0, passes=2
+    )
+    limits = {p.workload: p.limit_s for p in found}
+    assert limits["recorded"] == 600.0 + 3000.0
+    assert limits["saturating"] == 600.0 + 180.0 * 2000 / 64
+    refuse_endless(1500.0, 2.0)
+    with pytest.raises(BadInput, match="one run at recorded load would last 86,000 s"):
+        refuse_endless(86_000.0, 1.0)
+
+
+def test_OB2_a_load_under_which_everything_is_refused_is_a_regression_and_not_unsteady():
+    runs = [run(side, "saturating", i) for side in ("baseline", "candidate") for i in range(3)]
+    refusing = [
+        run("candidate", "long_prompts", i, valid=False, reasons=("no request succeeded: 0 of 20",), coverage=0.0)
+        for i in range(3)
+    ]
+    found = classify(
+        engine_outcome="measured",
+        comparisons=compare_runs([*runs, *refusing], PRODUCTION, {}),
+        criteria=PRODUCTION,
+        unstable_reasons=("candidate has 0 valid long_prompts runs of 3 needed",),
+    )
+    assert found is OutcomeClass.REGRESSION

@@ -83,13 +83,16 @@ def test_A1_a_repeated_campaign_completes_the_plan_s_line(store: ObjectStore, mo
     monkeypatch.setattr(steps, "open_store", lambda: store)
     name = uuid.uuid4().hex
     params = SimpleNamespace(campaign=name, target=Target(model="m", pool=name[:8]))
-    given = (params, PIN, verdict(), SimpleNamespace(config=BASELINE))
+    draft = steps.draft_plan.fn(params, PIN, verdict(), SimpleNamespace(config=BASELINE))
+    assert draft is not None
     with monkeypatch.context() as killed:
         killed.setattr(steps, "append_ledger", kill)
         with pytest.raises(Killed):
-            steps.plan_rollout.fn(*given)
-    made, key = steps.plan_rollout.fn(*given)
+            steps.keep_plan.fn(params, draft)
+    made, key = steps.keep_plan.fn(params, draft)
     assert made is not None and store.get_record(key, RolloutPlan) == made
-    assert steps.plan_rollout.fn(*given) == (made, key)
+    later = steps.draft_plan.fn(params, PIN, verdict(), SimpleNamespace(config=BASELINE))
+    assert later == made
+    assert steps.keep_plan.fn(params, later) == (made, key)
     (entry,) = entries(store, params.target, "plan")
     assert entry.at_s == made.created_s
