@@ -1,7 +1,7 @@
-"""A process that has imported the replay and forks it on request: a run starts in milliseconds instead of seconds.
+"""A process that has imported the replay and forks it on request, so that no run waits for its imports.
 
-The imports take longer than the warm-up of a short run. The forked child is as fresh as a started one: nothing has been
-replayed in the process that it comes from.
+The imports take one to two seconds, as long as the warm-up of a short run. The forked child is as fresh as a started
+one: nothing has been replayed in the process that it comes from.
 """
 
 from __future__ import annotations

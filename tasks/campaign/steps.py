@@ -21,15 +21,17 @@ from infra.lease import Lease, LeaseLost
 from infra.quality.runner import run_gate
 from infra.quality.suite import GateResult
 from infra.revision import committed_file, text_hash
-from infra.store import ObjectStore
 from tasks.baseline.records import BaselineReport
 from tasks.canary.gates import PLAN, VERDICT, plan_rows, verdict_rows
 from tasks.canary.plan import rollout_plan
-from tasks.canary.records import Phase, RolloutPlan, RolloutState
+from tasks.canary.records import Phase, RolloutPlan
+from tasks.canary.rollout import TERMINAL
+from tasks.canary.storage import rollouts_of
+from tasks.hypothesis.steps import recall
 from tasks.sandbox.records import SandboxVerdict
 from tasks.sandbox.rules import sandbox_discount_pct
 from tasks.shared.criteria import criteria_hash, parse_criteria
-from tasks.shared.ledger import ledger_key, ledger_prefix
+from tasks.shared.ledger import ledger_key
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.pin import CriteriaPin, Preconditions
 from tasks.shared.preconditions import Measured, judge_preconditions
@@ -135,8 +137,9 @@ def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditi
     """Measure the answers to the six questions (spec P1)."""
     store = open_store()
     traffic = sum(1 for _ in store.list(params.traffic_prefix))
-    rollout = next((r for r in _rollouts(params.target) if r.phase not in _ENDED), None)
-    failed = next((r for r in _rollouts(params.target) if r.phase is Phase.ROLLBACK_FAILED), None)
+    rollouts = list(rollouts_of(store, params.target))
+    rollout = next((r for r in rollouts if r.phase not in TERMINAL), None)
+    failed = next((r for r in rollouts if r.phase is Phase.ROLLBACK_FAILED), None)
     measured = Measured(
         window_s=params.window.end_s - params.window.start_s,
         window_needed_s=pin.criteria.windows.baseline_s,
@@ -152,21 +155,11 @@ def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditi
     return Preconditions(judgement=judgement, answers=answers)
 
 
-_ENDED = frozenset({Phase.COMPLETED, Phase.ROLLED_BACK, Phase.REFUSED, Phase.ROLLBACK_FAILED})
-
-
 def _sandbox_shape() -> str:
     from infra.settings.sandbox import SandboxSettings
 
     s = SandboxSettings()
     return f"{s.accelerator} x{s.accelerators}"
-
-
-def _rollouts(target: Target) -> Iterator[RolloutState]:
-    store = open_store()
-    for found in store.list(f"rollouts/{target.key}/"):
-        if found.key.endswith("/state.json"):
-            yield store.get_record(found.key, RolloutState)
 
 
 def stop_unless_ready(answers: Preconditions) -> None:
@@ -194,7 +187,7 @@ def draft_plan(
         created_s=time.time(),
         discount_pct=sandbox_discount_pct(
             (line.throughput_change_pct, line.production_change_pct)
-            for line in ledger_lines(store, params.target)
+            for line in recall.fn(params.target)
             if line.kind == "rollout"
         ),
     )
@@ -232,12 +225,6 @@ def keep_plan(params: CampaignParams, plan: RolloutPlan) -> tuple[RolloutPlan, s
 
 def _plan_key(campaign: str) -> str:
     return f"campaigns/{campaign}/plan.json"
-
-
-def ledger_lines(store: ObjectStore, target: Target) -> list[LedgerEntry]:
-    """Every line of a target, in the order of time."""
-    keys = (found.key for found in store.list(ledger_prefix(target)))
-    return [store.get_record(key, LedgerEntry) for key in keys if key.endswith(".json")]
 
 
 def append_ledger(entry: LedgerEntry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
 
 from infra.lease import Lease, LeaseLost
 from infra.store import ObjectStore
@@ -26,6 +27,13 @@ def lease_name(target: Target) -> str:
     return f"rollout/{target.key}"
 
 
+def rollouts_of(store: ObjectStore, target: Target) -> Iterator[RolloutState]:
+    """The state of every rollout of a target, whatever became of it."""
+    for found in store.list(f"rollouts/{target.key}/"):
+        if found.key.endswith("/state.json"):
+            yield store.get_record(found.key, RolloutState)
+
+
 class Rollout:
     """One rollout's state in S3, written by compare-and-swap only."""
 
@@ -45,13 +53,8 @@ class Rollout:
 
     def others_under_way(self) -> tuple[RolloutState, ...]:
         """Rollouts of the same target that have begun and not ended, one whose rollback failed among them."""
-        found = []
-        for entry in self.store.list(f"rollouts/{self.plan.target.key}/"):
-            if entry.key.endswith("/state.json") and entry.key != self.key:
-                state = self.store.get_record(entry.key, RolloutState)
-                if machine.under_way(state):
-                    found.append(state)
-        return tuple(found)
+        every = rollouts_of(self.store, self.plan.target)
+        return tuple(s for s in every if s.rollout_id != self.plan.plan_id and machine.under_way(s))
 
     def verification(self) -> Verification | None:
         """Production's readings after the promotion, once they are stored."""

@@ -12,99 +12,32 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
-from infra.bench.measure import MeasuredRun, measure_pair, measure_run, stratum_path
-from infra.bench.workload import WorkloadPlan
+from infra.bench.measure import MeasuredRun, measure_pair, measure_run
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
 from infra.errors import RatchetError
 from infra.replay.code_hash import replay_code_hash
-from infra.sampling.sample import load_sample, make_sample, save_sample, strata_from_bounds
 from infra.settings.sandbox import SandboxSettings
 from infra.store import ObjectStore
-from tasks.baseline.records import BaselineReport, Calibration, SampleRef, Samples
+from tasks.baseline.records import BaselineReport, Calibration, Samples
 from tasks.baseline.rules import noise_floors
 from tasks.hypothesis.records import Hypothesis, Scalar
 from tasks.sandbox import checks
-from tasks.sandbox.readings import disturbances, run_readings
 from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
 from tasks.sandbox.rules import predicted_combination_pct
+from tasks.sandbox.runs import fetch_sample, keep, loads_of, undisturbed, void
 from tasks.sandbox.search import combinations, decided_early, recorded_blocks
 from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import pick_winner
-from tasks.sandbox.workloads import passes_needed, plans, refuse_endless, slots_of
+from tasks.sandbox.workloads import passes_needed, refuse_endless
 from tasks.shared.ledger import ledger_key
 from tasks.shared.parameters import CampaignParams
-from tasks.shared.records import Criteria, LedgerEntry, Outcome, SamplingPolicy
-
-MAX_FOREIGN_CPU_PCT = 15.0
-MAX_STEAL_PCT = 8.0
+from tasks.shared.records import Criteria, LedgerEntry, Outcome
 
 
 def _trial_key(campaign: str, kind: str, config_hash: str) -> str:
     return f"campaigns/{campaign}/trials/{kind}-{config_hash[:16]}.json"
-
-
-def _fetch_sample(store: ObjectStore, ref: SampleRef, folder: Path, m: SamplingPolicy) -> tuple[Path, frozenset[str]]:
-    """The sample in `folder`, each stratum of it beside it, and which strata there are."""
-    path = folder / "sample.parquet"
-    path.write_bytes(store.get(ref.key))
-    sample = load_sample(path, strata_from_bounds(m.short_below_tokens, m.medium_below_tokens))
-    present = frozenset(e.stratum for e in sample.entries)
-    for stratum in present:
-        part = make_sample((e for e in sample.entries if e.stratum == stratum), sample.strata)
-        save_sample(part, stratum_path(path, stratum))
-    return path, present
-
-
-def _loads(
-    params: CampaignParams,
-    measuring: SamplingPolicy,
-    sample: SampleRef,
-    strata: frozenset[str],
-    *configs: ServingConfig,
-    passes: int = 1,
-    recorded_runs: int = 0,
-) -> tuple[WorkloadPlan, ...]:
-    return plans(
-        measuring,
-        time_scale=params.time_scale,
-        slots=slots_of(*configs),
-        strata=strata,
-        requests=sample.requests,
-        duration_s=sample.duration_s,
-        passes=passes,
-        recorded_runs=recorded_runs,
-    )
-
-
-def _void(run: MeasuredRun) -> bool:
-    """Whether the machine spoiled the run; one in which the engine served nothing is the engine's own result."""
-    found = disturbances(run, max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT)
-    return bool(found) and run.result.summary.ok > 0
-
-
-def _undisturbed(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    return [run for run in runs if not _void(run)]
-
-
-def _keep(
-    store: ObjectStore,
-    settings: SandboxSettings,
-    bench: Bench,
-    run: MeasuredRun,
-    side_memory: float | None,
-) -> RunReadings:
-    key = store.put_content("requests", run.requests_path.read_bytes(), ".parquet")
-    return run_readings(
-        run,
-        requests_key=key,
-        cores=settings.engine_cores,
-        accelerator=settings.accelerator,
-        max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT,
-        max_steal_pct=MAX_STEAL_PCT,
-        peak_memory_bytes=side_memory,
-    )
 
 
 @contextmanager
@@ -128,18 +61,18 @@ def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> C
         refuse_endless(sample.duration_s, params.time_scale)
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
-        path, strata = _fetch_sample(store, samples.search, folder, measuring)
+        path, strata = fetch_sample(store, samples.search, folder, measuring)
         baseline, twin = bench.baseline_and_twin(params.config)
         passes = 1
         if measuring.min_closed_run_s:
-            once = _loads(params, measuring, samples.search, strata, params.config)
+            once = loads_of(params, measuring, samples.search, strata, params.config)
             saturating = next(plan for plan in once if plan.workload == "saturating")
             first = measure_run(
                 baseline, "baseline", saturating, 0, path, folder / "once", client_cores=settings.client_cores
             )
             passes = passes_needed(first.result.summary.duration_s, measuring.min_closed_run_s)
             log.info("%s; runs in closed loop replay the sample %d times", checks.run_line(first), passes)
-        loads = _loads(
+        loads = loads_of(
             params,
             measuring,
             samples.search,
@@ -149,7 +82,7 @@ def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> C
             recorded_runs=measuring.runs_per_side,
         )
         readings = [
-            _keep(store, settings, bench, run, bench.peak_memory(run.side))
+            keep(store, settings, run, bench.peak_memory(run.side))
             for run in measure_pair(
                 baseline,
                 twin,
@@ -157,7 +90,7 @@ def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> C
                 path,
                 folder,
                 client_cores=settings.client_cores,
-                void=_void,
+                void=void,
                 on_run=lambda r: log.info("A/A %s", checks.run_line(r)),
             )
         ]
@@ -290,8 +223,8 @@ def _measure(
     memory: float | None = None
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
         folder = Path(name)
-        path, strata = _fetch_sample(store, ref, folder, criteria.measuring)
-        loads = _loads(params, criteria.measuring, ref, strata, baseline.config, config, passes=baseline.passes)
+        path, strata = fetch_sample(store, ref, folder, criteria.measuring)
+        loads = loads_of(params, criteria.measuring, ref, strata, baseline.config, config, passes=baseline.passes)
         try:
             sides = bench.pair(baseline.config, config, fresh=held_out)
             floor = baseline.floor_pct("throughput_per_gpu")
@@ -302,18 +235,18 @@ def _measure(
                 path,
                 folder,
                 client_cores=settings.client_cores,
-                void=_void,
+                void=void,
                 stop_after=None
                 if proves
-                else lambda done: decided_early(_undisturbed(done), floor, primaries=primaries),
+                else lambda done: decided_early(undisturbed(done), floor, primaries=primaries),
                 on_run=lambda r: log.info("%s", checks.run_line(r)),
             ):
                 runs.append(run)
                 peak = bench.peak_memory(run.side)
                 memory = peak if run.side == "candidate" else memory
-                readings.append(_keep(store, settings, bench, run, peak))
+                readings.append(keep(store, settings, run, peak))
             bench.still_alive()
-            if check_outputs and (proves or not decided_early(_undisturbed(runs), floor, primaries=primaries)):
+            if check_outputs and (proves or not decided_early(undisturbed(runs), floor, primaries=primaries)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
             bench.still_alive()
@@ -328,7 +261,7 @@ def _measure(
         criteria,
         baseline,
         readings,
-        blocks=recorded_blocks(_undisturbed(runs)),
+        blocks=recorded_blocks(undisturbed(runs)),
         outcome=outcome,
         detail=detail,
         log_key=log_key,

@@ -76,8 +76,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBench]:
     monkeypatch.setattr("tasks.sandbox.steps.open_bench", found.open)
     monkeypatch.setattr("tasks.sandbox.steps.close_bench", lambda: None)
     # The stubs sleep rather than compute, so what else runs on the machine does not matter here.
-    monkeypatch.setattr("tasks.sandbox.steps.MAX_FOREIGN_CPU_PCT", 100.0)
-    monkeypatch.setattr("tasks.sandbox.steps.MAX_STEAL_PCT", 100.0)
+    monkeypatch.setattr("tasks.sandbox.runs.MAX_FOREIGN_CPU_PCT", 100.0)
+    monkeypatch.setattr("tasks.sandbox.runs.MAX_STEAL_PCT", 100.0)
     yield found
     found.close()
 

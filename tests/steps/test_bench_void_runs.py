@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra.bench import measure
-from infra.bench.conditions import RunConditions
+from infra.bench import conditions, measure
+from infra.bench.conditions import ConditionsWatch, RunConditions
 from infra.bench.measure import MOST_AGAIN, Served, measure_pair
 from infra.bench.workload import WorkloadPlan
 from infra.replay.records import ReplayOptions
@@ -57,3 +58,17 @@ def test_V3_a_machine_that_stays_disturbed_does_not_hold_a_trial_for_ever(
 ) -> None:
     runs = pair(monkeypatch, tmp_path, [30.0] * 20)
     assert len(runs) == 4 * (1 + MOST_AGAIN)
+
+
+def test_V3_steal_is_read_of_the_core_that_lost_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([[(0.0, 0.0)], [(0.0, 6.0)]])
+
+    def cores(*, percpu: bool) -> list[SimpleNamespace]:
+        assert percpu
+        return [SimpleNamespace(steal=s) for s in next(now)[0]]
+
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr(conditions.psutil, "cpu_times", cores)
+    monkeypatch.setattr(conditions.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(conditions, "_process_seconds", dict)
+    assert ConditionsWatch([]).finish().steal_pct == pytest.approx(60.0)

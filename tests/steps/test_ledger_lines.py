@@ -13,6 +13,7 @@ from infra.store import ObjectStore
 from tasks.campaign import steps
 from tasks.canary import approval
 from tasks.canary.records import RolloutPlan
+from tasks.hypothesis import steps as hypothesis_steps
 from tasks.shared.ledger import ledger_prefix
 from tasks.shared.pin import CriteriaPin
 from tasks.shared.records import LedgerEntry, Target
@@ -80,7 +81,8 @@ def test_S1_the_same_answer_does_not_revive_an_expired_one(
 
 
 def test_A1_a_repeated_campaign_completes_the_plan_s_line(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "open_store", lambda: store)
+    for module in (steps, hypothesis_steps):
+        monkeypatch.setattr(module, "open_store", lambda: store)
     name = uuid.uuid4().hex
     params = SimpleNamespace(campaign=name, target=Target(model="m", pool=name[:8]))
     draft = steps.draft_plan.fn(params, PIN, verdict(), SimpleNamespace(config=BASELINE))
