@@ -128,22 +128,43 @@ def rollout(
 
 @app.command()
 def drill(
-    plan: Annotated[str, typer.Argument(help="S3 key of an approved plan, campaigns/NAME/plan.json")],
+    plan: Annotated[Optional[str], typer.Argument(help="S3 key of an approved plan, campaigns/NAME/plan.json")] = None,  # noqa: UP045
+    model: Annotated[str, typer.Option(help="without a plan: the target's model")] = "",
+    pool: Annotated[str, typer.Option(help="without a plan: the target's pool")] = "",
     share: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.5,
     json_file: Annotated[Optional[Path], typer.Option("--json")] = None,  # noqa: UP045
 ) -> None:
     """Put a share on the canary, take it back, and time it: a rollback that was never drilled is a hope.
 
+    Without a plan both arms are the stable replica, so nothing can break; a first campaign needs such a drill. It
+    takes traffic: some requests must arrive while it waits.
+
+    Example: ratchet drill --model qwen-72b --pool chat
     Example: ratchet drill campaigns/nightly-1/plan.json
     """
+    if (plan is None) != bool(model and pool) or (plan is not None and (model or pool)):
+        raise BadInput("a drill is of an approved plan or of a target", remedy="Name PLAN, or --model and --pool")
     use_embedded_stack("production")
     from deployments.report.html import write_text_atomically
-    from flows.canary import run_drill
 
-    figures = run_drill(plan, share)
-    out.print(f"decision to last new request on the canary: {figures['decision_to_last_request_ms']:.0f} ms")
+    if plan is not None:
+        from flows.canary import run_drill
+
+        figures = run_drill(plan, share)
+    else:
+        from infra.connect import open_store
+        from infra.settings.production import ProductionSettings
+        from infra.traffic.fleet import LocalFleet
+        from infra.traffic.switch import EnvoySwitch
+        from tasks.canary.drill import rehearse
+        from tasks.shared.records import Target
+
+        settings = ProductionSettings()  # read from the environment
+        switch, fleet = EnvoySwitch.of_stack(settings.state_dir), LocalFleet(settings)
+        figures = rehearse(open_store(), Target(model=model, pool=pool), switch, fleet, share=share)
+    out.print(f"decision to last new request on the canary: {figures.decision_to_last_request_ms:.0f} ms")
     if json_file:
-        write_text_atomically(json_file, json.dumps(figures))
+        write_text_atomically(json_file, figures.model_dump_json())
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from flows import publish
 from tasks.canary import drill, ending, steps
-from tasks.canary.records import CanaryVerdict, Phase, RolloutState
+from tasks.canary.records import CanaryVerdict, DrillFigures, Phase, RolloutState
 from tasks.shared.records import Record, Window
 
 TERMINAL = frozenset({Phase.COMPLETED, Phase.ROLLED_BACK, Phase.ROLLBACK_FAILED, Phase.REFUSED})
@@ -54,6 +54,6 @@ def close_rollout(plan_key: str, state: RolloutState) -> CanaryVerdict:
 
 
 @flow(name="rollback-drill", validate_parameters=False)
-def run_drill(plan_key: str, share: float = 0.5) -> dict[str, float]:
+def run_drill(plan_key: str, share: float = 0.5) -> DrillFigures:
     """Deploy the approved canary, give it a share of the traffic, take it back, and say how long that took."""
     return drill.drill(plan_key, share)

@@ -26,13 +26,14 @@ from deployments.report.figures import figures
 from deployments.report.html import render, write_text_atomically
 from deployments.report.story import load_story
 from infra.engine.environment import home
-from infra.errors import BadInput, RatchetError
+from infra.errors import BadInput
 from infra.revision import committed_file
 from infra.settings.production import ProductionSettings
 from infra.stack.control import open_stack_store, stack_down, stack_up
 from infra.traffic.fleet import LocalFleet, retire_everything
 from infra.traffic.switch import EnvoySwitch
 from tasks.canary.approval import decide, load_plan
+from tasks.canary.drill import rehearse
 from tasks.canary.records import RolloutState
 from tasks.shared.criteria import parse_criteria
 from tasks.shared.ledger import rejected_markdown
@@ -118,7 +119,9 @@ class _Demo:
         )
         users = Users(self.state, self.target)
         self.progress.part("drill of the switch")
-        switch_ms = self._drill_switch(fleet, switch, users)
+        with users.busy(self.seed * 1000 + 900):
+            drilled = rehearse(open_stack_store(self.state), self.target, switch, fleet)
+        self.say(f"switch back to stable in force after {drilled.in_force_ms:.0f} ms under traffic")
         self.progress.part("traffic before")
         windows = [users.play(phase, self.seed * 1000 + phase) for phase in PHASES]
         before = Window(start_s=windows[0].start_s, end_s=windows[-1].end_s)
@@ -135,7 +138,6 @@ class _Demo:
             held_out_window=recorded_part(windows[1]),
             traffic_prefix=users.prefix,
             seed=self.seed,
-            switch_drill_ms=switch_ms,
         )
         file = self.logs / "params.json"
         write_text_atomically(file, params.model_dump_json(indent=1))
@@ -153,19 +155,6 @@ class _Demo:
             drill_ms = self._roll_out(users, fleet)
         self.progress.part("report")
         return self._report(json_file, report, drill_ms, code)
-
-    def _drill_switch(self, fleet: LocalFleet, switch: EnvoySwitch, users: Users) -> float:
-        """Question five: rollback in seconds, drilled. Both arms are the stable replica, so nothing can break."""
-        address = fleet.address("stable")
-        switch.set_endpoint("canary", *address)
-        with users.busy(self.seed * 1000 + 900):
-            switch.set_weight(0.5)
-            _wait_for_canary(switch, 2, 60)
-            report = switch.rollback()
-        switch.clear_endpoint("canary")
-        milliseconds = report.last_request_ms(report.decision_monotonic_s)
-        self.say(f"switch back to stable in force after {report.in_force_ms:.0f} ms under traffic")
-        return milliseconds
 
     def _roll_out(self, users: Users, fleet: LocalFleet) -> float | None:
         self.progress.part("approval")
@@ -253,18 +242,6 @@ class _Demo:
 
 def _changes(changes: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in changes.items())
-
-
-def _wait_for_canary(switch: EnvoySwitch, requests: int, timeout_s: float) -> None:
-    first = switch.counters()["canary"].rq_total
-    deadline = time.monotonic() + timeout_s
-    while switch.counters()["canary"].rq_total < first + requests:
-        if time.monotonic() > deadline:
-            raise RatchetError(
-                f"the canary arm got fewer than {requests} requests in {timeout_s:.0f} s",
-                remedy="See Envoy's log in the state folder",
-            )
-        time.sleep(0.1)
 
 
 def show(out: Console, data: dict[str, Any], report: Path) -> None:

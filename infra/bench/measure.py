@@ -12,14 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.bench.conditions import ConditionsWatch, RunConditions
 from infra.bench.workload import STRATUM_OF, Workload, WorkloadPlan
-from infra.errors import Unreachable
-from infra.replay.process import run_replay_process
+from infra.errors import RatchetError, Unreachable
+from infra.replay.process import ReplayTimedOut, run_replay_process
 from infra.replay.records import ReplayResult
 
 Side = Literal["baseline", "candidate"]
 
 MOST_AGAIN = 2
 """How often a void run is measured again before its trial is left without it."""
+
+
+class SideFailed(RatchetError):
+    """A run against one side did not come to its end."""
+
+    def __init__(self, side: Side, fault: RatchetError) -> None:
+        super().__init__(f"{side}: {fault.message}", remedy=fault.remedy)
+        self.side: Side = side
 
 
 class Served(BaseModel):
@@ -158,6 +166,10 @@ def measure_pair(
         void: whether a run counts for nothing, since the machine was disturbed; it is given out all the same and
             measured again at once, at most MOST_AGAIN times for each run.
         stop_after: asked after every whole repeat with all runs so far; True ends the pair early.
+
+    Raises:
+        SideFailed: an engine stopped to answer, or a run took longer than its limit; it names the side.
+        ReplayProcessFailed, BadInput: as `measure_run`.
     """
     done: list[MeasuredRun] = []
     for repeat in range(max(plan.repeats for plan in plans)):
@@ -169,16 +181,19 @@ def measure_pair(
                 continue
             for side, served in order:
                 for again in range(1 + MOST_AGAIN):
-                    run = measure_run(
-                        served,
-                        side,
-                        plan,
-                        repeat,
-                        sample_path,
-                        out_dir / str(again),
-                        client_cores=client_cores,
-                        own_pids=(baseline.pid, candidate.pid),
-                    )
+                    try:
+                        run = measure_run(
+                            served,
+                            side,
+                            plan,
+                            repeat,
+                            sample_path,
+                            out_dir / str(again),
+                            client_cores=client_cores,
+                            own_pids=(baseline.pid, candidate.pid),
+                        )
+                    except (Unreachable, ReplayTimedOut) as fault:
+                        raise SideFailed(side, fault) from fault
                     done.append(run)
                     if on_run:
                         on_run(run)

@@ -2,7 +2,8 @@
 
 A stream that breaks after its first byte is a 200 here, so these counts are one part of the error rate; the
 engine's own finish reasons are the other. A reset before any answer is counted by Envoy as a reset and as a
-503.
+503. Resets by Envoy itself (`tx`) are clients that went away, which the engine calls an abort, and time-outs, which
+are 504: only the engine's own (`rx`) are counted as failures beside those.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from infra.metrics.histograms import quantile
 from infra.metrics.increases import MIN_SCRAPES, counter_increases
 from infra.metrics.reader import MetricsReader, Selector
-from infra.metrics.sums import error_total, guarded, summed_buckets
+from infra.metrics.sums import guarded, summed_buckets
+from infra.metrics.window import MetricsWindow
 from infra.readings import Reading
 
 TOTAL = "envoy_cluster_upstream_rq_total"
 BY_CLASS = "envoy_cluster_upstream_rq_xx"
-RESETS = ("envoy_cluster_upstream_rq_rx_reset", "envoy_cluster_upstream_rq_tx_reset")
+BROKEN = "envoy_cluster_upstream_rq_rx_reset"
 TIME = "envoy_cluster_upstream_rq_time"
 
 
@@ -43,6 +45,18 @@ class EnvoyWindow:
         self.end_s = end_s
         self.min_scrapes = min_scrapes
 
+    @classmethod
+    def beside(cls, engines: MetricsWindow) -> EnvoyWindow:
+        """The arm named like the engines' role, over their window."""
+        return cls(
+            engines.reader,
+            Selector(target={"job": "envoy"}),
+            engines.selector.target.get("role", ""),
+            engines.start_s,
+            engines.end_s,
+            min_scrapes=engines.min_scrapes,
+        )
+
     def _increase(self, name: str, **labels: str) -> Reading:
         def take() -> Reading:
             # Envoy makes a response-class counter with its first response: its total tells that it was there.
@@ -68,9 +82,9 @@ class EnvoyWindow:
         """Responses of a class: "2", "4" or "5"."""
         return self._increase(BY_CLASS, envoy_response_code_class=code_class)
 
-    def resets(self) -> Reading:
-        """Requests that either side reset."""
-        return error_total([self._increase(name) for name in RESETS])
+    def broken(self) -> Reading:
+        """Requests whose connection the engine's side closed before the end of the answer."""
+        return self._increase(BROKEN)
 
     def time_quantile(self, q: float) -> Reading:
         """Quantile of the time to the end of the response, ms. Moves only with Envoy's stats flush."""

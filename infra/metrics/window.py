@@ -119,15 +119,12 @@ class MetricsWindow:
 
         return guarded(unit, take)
 
-    def throughput(self, *, accelerators: float = 1.0) -> Reading:
-        """Generated tokens per second of the window, per accelerator.
-
-        Args:
-            accelerators: all accelerators of the selected targets.
-        """
+    def throughput(self, *, accelerators_per_target: float = 1.0) -> Reading:
+        """Generated tokens per second of the window, per accelerator of all targets."""
 
         def take() -> Reading:
             found = self.increases("generation_tokens")
+            accelerators = accelerators_per_target * found.targets
             return Reading.of(
                 found.total / self.seconds / accelerators, "tok/s", source=found.source, samples=found.scrapes
             )

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from infra.errors import BadInput, RatchetError
+from infra.errors import BadInput, RatchetError, os_fault
 from infra.replay.fork_server import serve
 from infra.replay.records import ReplayOptions
 from infra.replay.runner import run_replay
@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except RatchetError as error:
         sys.stderr.write(f"{error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"{os_fault(error)}\n")
         return 2
     return 0
 

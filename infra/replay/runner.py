@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -63,9 +64,9 @@ def run_replay(
 def save_result(result: ReplayResult, out_dir: Path) -> None:
     """Write the result's files into `out_dir`; the summary comes last and means that all are there."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    part = out_dir / f".{REQUESTS_FILE}.part"
-    result.requests.write_parquet(part)
-    part.replace(out_dir / REQUESTS_FILE)
+    parquet = io.BytesIO()
+    result.requests.write_parquet(parquet)
+    write_atomically(out_dir / REQUESTS_FILE, parquet.getvalue())
     if result.texts:
         body = json.dumps(result.texts, ensure_ascii=False, sort_keys=True)
         write_atomically(out_dir / TEXTS_FILE, body.encode(errors="surrogatepass"))

@@ -30,5 +30,3 @@ class ProductionSettings(EnvironmentSettings):
     canary_cores: tuple[int, ...] = (0,)
     port_from: int = Field(default=18100, description="first port tried for a production replica")
     ready_timeout_s: float = 240
-    accelerator: str = Field(default="cpu", description="accelerator model of a production replica")
-    accelerators: int = Field(default=1, description="accelerators of one replica")

@@ -21,4 +21,7 @@ class SandboxSettings(EnvironmentSettings):
     port_from: int = Field(default=18200, description="first port tried for a sandbox engine")
     ready_timeout_s: float = 240
     accelerator: str = Field(default="cpu", description="accelerator model of the sandbox")
-    accelerators: int = Field(default=1, description="accelerators of one sandbox engine")
+    accelerators: int = Field(default=1, ge=1, description="accelerators of one sandbox engine")
+    memory_limit_bytes: float | None = Field(
+        default=None, gt=0, description="memory that an engine may take; None on a CPU: the machine's"
+    )

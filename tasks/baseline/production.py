@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from infra.connect import metrics_settings
+from infra.metrics.failures import failed_requests
 from infra.metrics.reader import MetricsReader, Selector
 from infra.metrics.saturation import saturated_throughput
 from infra.metrics.window import MetricsWindow
@@ -25,12 +26,8 @@ def open_window(role: str, window: Window) -> MetricsWindow:
     )
 
 
-def _errors(w: MetricsWindow) -> Reading:
-    return error_rate_pct(w.finished("abort", "error"), w.increase("request_success"))
-
-
-def metric_readers(criteria: Criteria, accelerators: float = 1.0) -> dict[str, Callable[[MetricsWindow], Reading]]:
-    """How each production metric is read from a window."""
+def metric_readers(criteria: Criteria, accelerators: int) -> dict[str, Callable[[MetricsWindow], Reading]]:
+    """How each production metric is read from a window; `accelerators` is what one replica has."""
     waiting = criteria.windows.saturated_waiting
     fewest = criteria.windows.min_latency_samples
     return {
@@ -47,12 +44,12 @@ def metric_readers(criteria: Criteria, accelerators: float = 1.0) -> dict[str, C
         "tpot_p90": lambda w: w.quantile("tpot", 0.9, min_samples=fewest),
         "tpot_p99": lambda w: w.quantile("tpot", 0.99, min_samples=fewest),
         "queue_p99": lambda w: w.quantile("queue_time", 0.99, min_samples=fewest),
-        "error_rate": _errors,
+        "error_rate": lambda w: error_rate_pct(*failed_requests(w)),
         "oom_count": lambda w: w.restarts(),
         "kv_cache_max": lambda w: w.gauge_max("kv_cache_usage"),
         "batch_avg": lambda w: w.gauge_avg("running"),
         "requests": lambda w: w.increase("request_success"),
-        "throughput_all_seconds": lambda w: w.throughput(accelerators=accelerators),
+        "throughput_all_seconds": lambda w: w.throughput(accelerators_per_target=accelerators),
     }
 
 
@@ -60,9 +57,13 @@ def production_metrics(
     role: str,
     window: Window,
     criteria: Criteria,
-    accelerators: float = 1.0,
+    accelerators: int,
 ) -> tuple[MetricBaseline, ...]:
-    """Every metric with its spread over equal parts of the window, and the week before where policy asks for it."""
+    """Every metric with its spread over equal parts of the window, and the week before where policy asks for it.
+
+    Args:
+        accelerators: accelerators of one replica.
+    """
     whole = open_window(role, window)
     parts = whole.slices(SLICES)
     before = whole.earlier(WEEK_S) if criteria.windows.compare_with_week_before else None

@@ -68,6 +68,7 @@ class BaselineReport(Record):
     config_hash: str
     criteria_hash: str
     metrics: tuple[MetricBaseline, ...]
+    accelerators: int = Field(default=1, ge=1, description="accelerators of one production replica")
     noise_floors: tuple[NoiseFloor, ...] = ()
     passes: int = Field(default=1, ge=1, description="how often a run in closed loop replays the sample")
     sample_key: str = ""

@@ -35,6 +35,18 @@ def metric_baseline(
     )
 
 
+def week_to_week_pct(metrics: Sequence[MetricBaseline]) -> dict[str, float]:
+    """How much each metric differs between the window and the same hours of the week before, in % and without sign,
+    where both are known: production changes by as much while nothing was changed (spec B3)."""
+    found = {}
+    for metric in metrics:
+        if metric.week_before is not None:
+            relative, _ = stats.change(metric.week_before, metric.reading)
+            if relative is not None:
+                found[metric.name] = abs(relative)
+    return found
+
+
 def drift(metrics: Sequence[MetricBaseline], *, required: Iterable[str], max_drift_pct: float) -> Judgement:
     """Whether the window agrees with the same hours of the week before (spec B1, P1).
 
@@ -155,6 +167,7 @@ def baseline_report(
     criteria_hash: str,
     metrics: Sequence[MetricBaseline],
     price_per_accelerator_hour: float,
+    accelerators: int = 1,
     floors: Sequence[NoiseFloor] = (),
     sample_key: str = "",
     notes: Sequence[str] = (),
@@ -174,6 +187,7 @@ def baseline_report(
         config_hash=config.config_hash(),
         criteria_hash=criteria_hash,
         metrics=tuple(complete),
+        accelerators=accelerators,
         noise_floors=tuple(floors),
         sample_key=sample_key,
         notes=(*notes, *unknown),

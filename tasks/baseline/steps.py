@@ -49,8 +49,9 @@ def read_production(params: CampaignParams, criteria: Criteria, criteria_hash: s
         window=params.window,
         config=params.config,
         criteria_hash=criteria_hash,
-        metrics=production_metrics(params.role, params.window, criteria),
+        metrics=production_metrics(params.role, params.window, criteria, params.accelerators),
         price_per_accelerator_hour=criteria.price_per_accelerator_hour,
+        accelerators=params.accelerators,
     )
 
 

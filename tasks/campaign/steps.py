@@ -140,6 +140,7 @@ def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditi
     rollouts = list(rollouts_of(store, params.target))
     rollout = next((r for r in rollouts if r.phase not in TERMINAL), None)
     failed = next((r for r in rollouts if r.phase is Phase.ROLLBACK_FAILED), None)
+    drills = [line.drill_ms for line in recall.fn(params.target) if line.drill_ms is not None]
     measured = Measured(
         window_s=params.window.end_s - params.window.start_s,
         window_needed_s=pin.criteria.windows.baseline_s,
@@ -147,7 +148,7 @@ def answer_preconditions(params: CampaignParams, pin: CriteriaPin) -> Preconditi
         production_shape=params.production_shape,
         traffic_objects=traffic,
         criteria_pinned=pin.pinned,
-        switch_drill_ms=params.switch_drill_ms,
+        switch_drill_ms=drills[-1] if drills else None,
         rollout_under_way=rollout.rollout_id if rollout else "",
         rollback_failed=failed.rollout_id if failed else "",
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from infra.connect import metrics_settings
-from infra.metrics.envoy import EnvoyWindow
+from infra.metrics.failures import failed_requests
 from infra.metrics.reader import MetricsReader, Selector
-from infra.metrics.sums import error_total
 from infra.metrics.window import MetricsWindow
 from tasks.canary.records import ArmReadings, CanaryReadings
 from tasks.shared.records import Reading
@@ -19,14 +18,8 @@ def read_arm(
 ) -> ArmReadings:
     """One arm over [start_s, end_s]; never raises for what Prometheus says."""
     engine = MetricsWindow(reader, Selector.role(role), start_s, end_s)
-    proxy = EnvoyWindow(reader, Selector(target={"job": "envoy"}), role, start_s, end_s)
-    finished = engine.increase("request_success")
-    errors = error_total([proxy.responses("5"), engine.finished("error", "abort")])
+    errors, requests = failed_requests(engine)
     up = engine.up()
-    # Each request is counted where it ended, so that errors and slow ones are of the same set.
-    requests = finished
-    if finished.value is not None and errors.value is not None and errors.value > finished.value:
-        requests = Reading.of(errors.value, "requests", source=f"{finished.source} and {errors.source}")
     slow, bound = Reading.unknown("the baseline's P99 is unknown", unit="requests"), None
     if baseline_p99_ms is not None:
         counted = engine.slower_than_ms("e2e_latency", baseline_p99_ms * SLOW_FACTOR)

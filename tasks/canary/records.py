@@ -121,6 +121,14 @@ class Verification(Record):
     after: dict[str, Reading]
 
 
+class DrillFigures(Record):
+    """How fast the switch went back in a drill."""
+
+    decision_to_last_request_ms: float
+    in_force_ms: float
+    canary_requests_after: int = Field(description="requests that the canary got after the switch was in force")
+
+
 class CanaryVerdict(Record):
     """Stage 5's result."""
 

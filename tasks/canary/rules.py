@@ -336,7 +336,8 @@ def production_verdict(
         before: production's readings by metric, before the rollout; throughput and cost from saturated
         seconds.
         after: the same after the promotion.
-        floors: spread of production by metric, % (spec B3); absent means 0.
+        floors: by how much production differs from week to week, by metric, % (spec B3): a gain must be larger.
+            Absent means 0. Guards have none: a wide floor excuses no breach.
     """
     missing = Reading.unknown("not read in production")
     guards: list[Reason] = []
@@ -344,12 +345,7 @@ def production_verdict(
     for guard in criteria.guards:
         if guard.name not in CANARY_GUARDS:
             continue
-        reason = judge_guard(
-            guard,
-            before.get(guard.name, missing),
-            after.get(guard.name, missing),
-            floor_pct=(floors or {}).get(guard.name) or 0.0,
-        )
+        reason = judge_guard(guard, before.get(guard.name, missing), after.get(guard.name, missing), floor_pct=0.0)
         (silent if not guard.required and reason.outcome is Outcome.NO_DATA else guards).append(reason)
     primaries: list[Reason] = []
     for metric in criteria.primary:

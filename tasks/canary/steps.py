@@ -19,6 +19,7 @@ from infra.settings.production import ProductionSettings
 from infra.traffic.fleet import FleetError, LocalFleet
 from infra.traffic.switch import EnvoySwitch, SwitchError
 from tasks.baseline.production import production_metrics
+from tasks.baseline.rules import cost_per_million_tokens, week_to_week_pct
 from tasks.canary import rollout as machine
 from tasks.canary.arms import read_both
 from tasks.canary.ending import roll_back
@@ -235,9 +236,14 @@ def _measure_production(rollout: Rollout, state: RolloutState, window: Window) -
             f"a window of {window.end_s - window.start_s:.0f} s is shorter than the baseline's "
             f"{criteria.windows.baseline_s:.0f} s"
         )
-    before = {m.name: m.reading for m in baseline_of(rollout.store, rollout.plan).metrics}
-    after = {m.name: m.reading for m in production_metrics("stable", window, criteria)}
-    judged = production_verdict(before, after, criteria)
+    baseline = baseline_of(rollout.store, rollout.plan)
+    before = {m.name: m.reading for m in baseline.metrics}
+    found = production_metrics("stable", window, criteria, baseline.accelerators)
+    after = {m.name: m.reading for m in found}
+    if (throughput := after.get("throughput_per_gpu")) is not None:
+        price = criteria.price_per_accelerator_hour
+        after["cost_per_million_tokens"] = cost_per_million_tokens(throughput, price)
+    judged = production_verdict(before, after, criteria, floors=week_to_week_pct(baseline.metrics))
     return rollout.keep_verification(Verification(window=window, judgement=judged, before=before, after=after))
 
 

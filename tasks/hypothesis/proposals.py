@@ -57,7 +57,8 @@ class SearchRules:
         first_config: the campaign's first baseline, from which drift is counted (H5).
         limits: the criteria's limits per knob; structural knobs move only when they are named here (H4).
         history: remembered rejections (H3).
-        interacts_with: an adoption that justifies one retest this round; empty without one.
+        interacts_with: the adoption in force: an idea rejected before it may be tried once more, one a round; empty
+            without one, or when this round has its retest.
         forbids: what the engine's own rules have against these arguments, couplings included; empty when
             legal.
     """
@@ -104,23 +105,27 @@ def admit(proposal: Proposal, rules: SearchRules) -> Hypothesis | RefusedIdea:
         value = _within_limits(proposal, facts, rules)
     except BadInput as fault:
         return _refused(proposal, "H4 rails, H5 drift", fault.message)
-    objection = _objection(facts, now, value, rules)
-    return _refused(proposal, *objection) if objection else _hypothesis(proposal, facts, now, value, rules)
-
-
-def _objection(facts: KnobFacts, now: Scalar | None, value: Scalar, rules: SearchRules) -> tuple[str, str] | None:
-    """What speaks against a value that is within its limits: (rule, data)."""
-    if now is not None and same_idea(facts, value, now):
-        return "H2 one switch", f"is {now} already; {value} is no move"
     identity = IdeaIdentity(
         knob=facts.name,
         value=value,
         engine_build=rules.engine_build,
         model=rules.model,
         workload=rules.workload,
-        interacts_with=rules.interacts_with,
     )
-    if (old := rejected_before(identity, facts, rules.history)) is not None:
+    old = rejected_before(identity, facts, rules.history)
+    under_it = identity.model_copy(update={"interacts_with": rules.interacts_with})
+    retest = rules.interacts_with if old and not rejected_before(under_it, facts, rules.history) else ""
+    objection = _objection(facts, now, value, rules, None if retest else old)
+    return _refused(proposal, *objection) if objection else _hypothesis(proposal, facts, now, value, rules, retest)
+
+
+def _objection(
+    facts: KnobFacts, now: Scalar | None, value: Scalar, rules: SearchRules, old: RejectedIdea | None
+) -> tuple[str, str] | None:
+    """What speaks against a value that is within its limits: (rule, data)."""
+    if now is not None and same_idea(facts, value, now):
+        return "H2 one switch", f"is {now} already; {value} is no move"
+    if old is not None:
         gain = "" if old.throughput_change_pct is None else f", throughput {old.throughput_change_pct:+.1f} %"
         return "H3 rejected before", (
             f"{value} was measured in campaign {old.campaign} as {old.identity.value}: {old.outcome_class}"
@@ -181,7 +186,7 @@ def rejected_before(identity: IdeaIdentity, facts: KnobFacts, history: Sequence[
 
 
 def _hypothesis(
-    proposal: Proposal, facts: KnobFacts, now: Scalar | None, value: Scalar, rules: SearchRules
+    proposal: Proposal, facts: KnobFacts, now: Scalar | None, value: Scalar, rules: SearchRules, retest: str
 ) -> Hypothesis:
     key = json.dumps([facts.name, value, rules.config.config_hash()], sort_keys=True)
     back = "remove the argument" if facts.name not in rules.config.args else f"set it back to {now}"
@@ -200,6 +205,7 @@ def _hypothesis(
         worst_case=proposal.worst_case,
         may_get_worse=proposal.may_get_worse,
         may_change_outputs=proposal.may_change_outputs or facts.may_change_outputs,
+        interacts_with=retest,
         rollback=f"traffic back to the old configuration, which stays warm; in the configuration {back}",
         source=proposal.source,
     )

@@ -19,7 +19,7 @@ class IdeaIdentity(Record):
     engine_build: str
     model: str
     workload: str
-    interacts_with: str = Field(default="", description="the adoption that justifies one retest")
+    interacts_with: str = Field(default="", description="the adoption in force when it was measured, or none")
 
 
 class Hypothesis(Record):
@@ -41,6 +41,7 @@ class Hypothesis(Record):
     may_change_outputs: bool
     rollback: str
     source: Literal["playbook", "optimiser", "agent"]
+    interacts_with: str = Field(default="", description="the adoption that justifies this retest of a rejected idea")
 
     def sentence(self) -> str:
         """The hypothesis in one sentence."""
@@ -48,6 +49,7 @@ class Hypothesis(Record):
         return (
             f"if {self.knob} goes from {self.value_from} to {self.value_to}, "
             f"{self.metric} moves {size} because {self.because}"
+            + (f" (tried again since {self.interacts_with} was adopted)" if self.interacts_with else "")
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks.bottleneck.records import BottleneckCandidate, BottleneckReport
 from tasks.hypothesis.knobs import normalised
@@ -132,7 +133,8 @@ def select(
         elif len(kept) >= max_candidates:
             refused.append(_left(proposal, "max_candidates", f"{knob}: beyond the {max_candidates} best"))
         else:
-            judged = admit(proposal, rules)
+            retested = any(h.interacts_with for h in kept)
+            judged = admit(proposal, replace(rules, interacts_with="") if retested else rules)
             if isinstance(judged, Hypothesis):
                 kept.append(judged)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from infra.search import Observation, suggest
 from tasks.baseline.records import BaselineReport
 from tasks.bottleneck.records import BottleneckReport
 from tasks.hypothesis.gates import HYPOTHESES, hypothesis_rows
-from tasks.hypothesis.memory import remembered
+from tasks.hypothesis.memory import adoption_in_force, remembered
 from tasks.hypothesis.playbook import parse_playbook
 from tasks.hypothesis.proposals import SearchRules
 from tasks.hypothesis.records import Hypotheses, Scalar
@@ -68,6 +69,7 @@ def _rules(
         engine_build=config.engine_build,
         model=config.model.name,
         workload=WORKLOAD,
+        interacts_with=adoption_in_force(history, math.inf),
         forbids=engine_objections(config, catalogue),
     )
 

@@ -19,9 +19,9 @@ def _latency(values: Percentiles, which: str, n: int, source: str) -> Reading:
     return Reading.of(value, "ms", source=source, samples=n)
 
 
-def throughput(summary: ReplaySummary) -> Reading:
-    """Output tokens per second at the saturating load: of the whole closed loop, from its start to the end of its
-    last request (spec V11; docs/decisions/0006 says why no part of it is left out)."""
+def throughput(summary: ReplaySummary, accelerators: int) -> Reading:
+    """Output tokens per second and accelerator at the saturating load: of the whole closed loop, from its start to the
+    end of its last request (spec V11; docs/decisions/0006 says why no part of it is left out)."""
     source = "replay, closed loop"
     slots = summary.concurrency
     if slots is None or summary.requests <= slots or summary.max_in_flight < slots:
@@ -31,9 +31,9 @@ def throughput(summary: ReplaySummary) -> Reading:
             unit="tok/s",
             source=source,
         )
-    return Reading.of(
-        summary.output_tokens_per_s, "tok/s", source=source, samples=summary.ok, cause="no request was served"
-    )
+    made = summary.output_tokens_per_s
+    each = None if made is None else made / accelerators
+    return Reading.of(each, "tok/s", source=source, samples=summary.ok, cause="no request was served")
 
 
 def disturbances(run: MeasuredRun, *, max_foreign_cpu_pct: float, max_steal_pct: float) -> tuple[str, ...]:
@@ -53,6 +53,7 @@ def run_readings(
     requests_key: str,
     cores: tuple[int, ...],
     accelerator: str,
+    accelerators: int,
     max_foreign_cpu_pct: float,
     max_steal_pct: float,
     peak_memory_bytes: float | None,
@@ -92,7 +93,7 @@ def run_readings(
         ),
     }
     if run.workload in THROUGHPUT_OF:
-        metrics[THROUGHPUT_OF[run.workload]] = throughput(s)
+        metrics[THROUGHPUT_OF[run.workload]] = throughput(s, accelerators)
     return RunReadings(
         workload=run.workload,
         repeat=run.repeat,

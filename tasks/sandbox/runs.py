@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from infra.bench.measure import MeasuredRun, stratum_path
 from infra.bench.workload import WorkloadPlan
 from infra.engine.config import ServingConfig
@@ -56,6 +58,13 @@ def loads_of(
     )
 
 
+def memory_limit_bytes(settings: SandboxSettings) -> float | None:
+    """The memory against which the search's penalty counts (spec C5); None where it is not known."""
+    if settings.memory_limit_bytes is None and settings.accelerator == "cpu":
+        return float(psutil.virtual_memory().total)
+    return settings.memory_limit_bytes
+
+
 def void(run: MeasuredRun) -> bool:
     """Whether the machine spoiled the run; one in which the engine served nothing is the engine's own result."""
     found = disturbances(run, max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT, max_steal_pct=MAX_STEAL_PCT)
@@ -80,6 +89,7 @@ def keep(
         requests_key=key,
         cores=settings.engine_cores,
         accelerator=settings.accelerator,
+        accelerators=settings.accelerators,
         max_foreign_cpu_pct=MAX_FOREIGN_CPU_PCT,
         max_steal_pct=MAX_STEAL_PCT,
         peak_memory_bytes=side_memory,

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
-from infra.bench.measure import MeasuredRun, measure_pair, measure_run
+from infra.bench.measure import MeasuredRun, SideFailed, measure_pair, measure_run
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
 from infra.errors import RatchetError
@@ -25,7 +25,7 @@ from tasks.hypothesis.records import Hypothesis, Scalar
 from tasks.sandbox import checks
 from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
 from tasks.sandbox.rules import predicted_combination_pct
-from tasks.sandbox.runs import fetch_sample, keep, loads_of, undisturbed, void
+from tasks.sandbox.runs import fetch_sample, keep, loads_of, memory_limit_bytes, undisturbed, void
 from tasks.sandbox.search import combinations, decided_early, recorded_blocks
 from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
@@ -162,14 +162,17 @@ def measure_held_out(
 def _how_it_died(bench: Bench, failure: RatchetError) -> tuple[str, str]:
     """(outcome, what it said) of a candidate that failed; any other fault is raised again.
 
-    A candidate that died under load shows itself first as a server that does not answer (case EN6).
+    A candidate that died under load shows itself first as a server that does not answer (case EN6). One that lives
+    and whose runs do not end costs its trial, not the campaign: what was not measured is not compared (spec V8).
     """
     if isinstance(failure, EngineFailed):
         return failure.outcome, failure.detail
     died = bench.candidate_death()
-    if died is None:
-        raise failure
-    return died
+    if died is not None:
+        return died
+    if isinstance(failure, SideFailed) and failure.side == "candidate":
+        return "silent", str(failure)
+    raise failure
 
 
 def _measure(
@@ -268,6 +271,7 @@ def _measure(
         correctness=correctness,
         shapes_match=shape == params.production_shape,
         memory=memory,
+        memory_limit_bytes=memory_limit_bytes(settings),
         duration_s=time.monotonic() - started_s,
         seed=params.seed,
     )

@@ -29,6 +29,7 @@ def judged(
     correctness: CorrectnessReport | None,
     shapes_match: bool,
     memory: float | None,
+    memory_limit_bytes: float | None,
     duration_s: float,
     seed: int,
 ) -> TrialResult:
@@ -40,6 +41,7 @@ def judged(
         blocks: values by arrival block and metric, for the intervals.
         outcome: `measured`, or how the engine failed, with its last words in `detail`.
         memory: peak resident memory of the candidate, bytes.
+        memory_limit_bytes: what it may take, for its rank; None where that is not known.
     """
     kind = str(base["kind"])
     changes: dict[str, Scalar] = base["changes"]  # type: ignore[assignment]
@@ -125,6 +127,6 @@ def judged(
             "log_key": log_key,
             "peak_memory_bytes": memory,
             "duration_s": duration_s,
-            "objective": objective(comparisons, criteria.weights),
+            "objective": objective(comparisons, criteria.weights, memory_limit_bytes=memory_limit_bytes),
         }
     )

@@ -38,11 +38,15 @@ def rejections(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     )
 
 
+def adoptions(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """The rollouts that were completed, oldest first."""
+    return sorted((e for e in entries if e.kind == "rollout" and e.outcome_class == "completed"), key=lambda e: e.at_s)
+
+
 def adoption_rate(entries: Iterable[LedgerEntry]) -> tuple[int, int]:
     """(adopted rollouts, measured proposals)."""
     entries = list(entries)
-    adopted = sum(1 for e in entries if e.kind == "rollout" and e.outcome_class == "completed")
-    return adopted, sum(1 for e in entries if e.kind == "trial")
+    return len(adoptions(entries)), sum(1 for e in entries if e.kind == "trial")
 
 
 def rejected_markdown(entries: Iterable[LedgerEntry]) -> str:

@@ -31,8 +31,16 @@ class CampaignParams(Record):
     rounds: int = Field(default=1, ge=1, le=20)
     max_wall_s: float = Field(default=6 * 3600, gt=0)
     seed: int = Field(default=1, ge=0)
-    switch_drill_ms: float | None = Field(default=None, description="measured rollback of the last drill")
-    production_shape: str = Field(default="cpu x1", description="accelerator model and count of a replica")
+    production_shape: str = Field(
+        default="cpu x1",
+        pattern=r"^\S.* x[1-9][0-9]*$",
+        description="accelerator model and count of a replica, e.g. `H100-80GB x8`",
+    )
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of one production replica."""
+        return int(self.production_shape.rsplit("x", 1)[1])
 
     @model_validator(mode="after")
     def _window_is_ordered(self) -> CampaignParams:

@@ -159,7 +159,8 @@ def _rollback(m: Measured) -> Reason:
             f"the rollback of rollout {m.rollback_failed} failed; repair production first",
         )
     if m.switch_drill_ms is None:
-        return _reason("rollback_drilled", Outcome.NO_DATA, "no rollback drill was measured")
+        text = "no rollback drill of this target is in the ledger: run `ratchet drill --model MODEL --pool POOL`"
+        return _reason("rollback_drilled", Outcome.NO_DATA, text)
     outcome = Outcome.PASS if m.switch_drill_ms <= m.max_rollback_ms else Outcome.FAIL
     return _reason(
         "rollback_drilled",

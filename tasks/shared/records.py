@@ -225,6 +225,7 @@ class LedgerEntry(Record):
     throughput_change_pct: float | None = None
     production_change_pct: float | None = None
     reviewer_s: float | None = Field(default=None, description="from plan to approval")
+    drill_ms: float | None = Field(default=None, description="a drill's: decision to last new request on the canary")
     record_key: str = Field(default="", description="S3 key of the full record")
     engine_build: str = ""
     baseline_hash: str = ""

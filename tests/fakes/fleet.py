@@ -35,6 +35,11 @@ class StubFleet:
         self.serving[role] = config
         self.switch.set_endpoint(role, "127.0.0.1", self.ports[role])
 
+    def address(self, role: str) -> tuple[str, int]:
+        if role not in self.serving:
+            raise FleetError(f"no {role} replica runs")
+        return "127.0.0.1", self.ports[role]
+
     def alive(self, role: str) -> bool:
         return role in self.serving
 

@@ -20,6 +20,7 @@ from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Target, Window
 from tasks.shared.stops import GateFailed, PreconditionFailed
 from tests.conftest import LocalStack
+from tests.flows.drills import put_drill
 from tests.rules.serving_configs import serving_config
 
 ROOT = Path(__file__).parents[2]
@@ -61,13 +62,13 @@ def params(criteria: Path, **changes: object) -> CampaignParams:
             "config": serving_config(max_num_seqs=2),
             "window": Window(start_s=now_s - 70, end_s=now_s),
             "traffic_prefix": f"traffic/{name}/",
-            "switch_drill_ms": 12.0,
             **changes,
         }
     )
 
 
 def put_traffic(store: ObjectStore, given: CampaignParams, requests: int = 20) -> None:
+    put_drill(store, given.target)
     lines = [
         json.dumps(
             {
@@ -103,7 +104,7 @@ def test_C3_criteria_that_are_not_committed_start_nothing(criteria: Path) -> Non
 
 def test_P1_one_no_stops_the_campaign_with_its_answer(criteria: Path) -> None:
     with pytest.raises(PreconditionFailed) as stopped:
-        run(params(criteria, switch_drill_ms=None, production_shape="H100-80GB x8"))
+        run(params(criteria, production_shape="H100-80GB x8"))
     said = str(stopped.value)
     assert "H100-80GB x8" in said
     assert "drill" in said

@@ -21,12 +21,16 @@ from infra.readings import Reading
 from infra.store import ObjectStore
 from tasks.baseline.records import Calibration, MetricBaseline
 from tasks.bottleneck import evidence as ids
+from tasks.canary.plan import rollout_plan
+from tasks.canary.records import RolloutPlan
 from tasks.shared.ledger import ledger_prefix
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import LedgerEntry, Outcome, OutcomeClass, Target, Window
+from tasks.shared.stops import GateFailed
 from tests.conftest import LocalStack
 from tests.fakes.bench import StubBench
 from tests.fakes.stub_llm import StubTiming
+from tests.flows.drills import put_drill
 from tests.rules.serving_configs import serving_config
 from tests.rules.test_bottleneck_rules import DEMO, pack
 
@@ -129,6 +133,7 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
             for i in range(14)
         ]
         store.put_once(f"traffic/{name}/part-{number}.jsonl.gz", gzip.compress("\n".join(lines).encode()))
+    put_drill(store, Target(model="m", pool=name))
     return CampaignParams(
         campaign=f"w-{name}",
         target=Target(model="m", pool=name),
@@ -138,9 +143,13 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
         sample_window=Window(start_s=start_s, end_s=start_s + 18),
         held_out_window=Window(start_s=start_s + 20, end_s=start_s + 38),
         traffic_prefix=f"traffic/{name}/",
-        switch_drill_ms=12.0,
         time_scale=0.15,
     )
+
+
+def backwards(plan: RolloutPlan) -> RolloutPlan:
+    """Its last step first."""
+    return plan.model_copy(update={"steps": plan.steps[::-1]})
 
 
 def ledger(store: ObjectStore, target: Target) -> list[LedgerEntry]:
@@ -148,9 +157,9 @@ def ledger(store: ObjectStore, target: Target) -> list[LedgerEntry]:
 
 
 def test_OR1_OR2_a_killed_campaign_resumes_and_ends_in_a_plan_that_waits(
-    given: CampaignParams, bench: StubBench, store: ObjectStore
+    given: CampaignParams, bench: StubBench, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C2, V7, V12, OB2, S1: what helps is combined and measured, what refuses work is refused, nobody deploys."""
+    """A3, C2, V7, V12, OB2, S1: what helps is combined and measured, what refuses work is refused, nobody deploys."""
     from flows.closed_loop import run_campaign
 
     bench.dies_at = 2
@@ -158,7 +167,16 @@ def test_OR1_OR2_a_killed_campaign_resumes_and_ends_in_a_plan_that_waits(
         run_campaign(given)
     first = list(bench.pairs)
     assert len(first) == 2
+    with monkeypatch.context() as bad:
+        bad.setattr("tasks.campaign.steps.rollout_plan", lambda *a, **k: backwards(rollout_plan(*a, **k)))
+        with pytest.raises(GateFailed, match="rollout plan") as stopped:
+            run_campaign(given)
+    assert "rising" in str(stopped.value)
+    assert not store.exists(f"campaigns/{given.campaign}/plan.json"), "a plan that its gate refused was kept"
+    assert not [e for e in ledger(store, given.target) if e.kind == "plan"]
+    measured = len(bench.pairs)
     state = run_campaign(given)
+    assert len(bench.pairs) == measured, "what was measured before the gate was measured again"
     again = bench.pairs[2:]
     assert not {c.config_hash() for c in first} & {c.config_hash() for c in again[:-1]}, "a finished trial ran again"
 
@@ -207,4 +225,18 @@ def test_H3_used_up_ideas_are_an_answer_and_not_a_fault(
     assert state.plan is None
     assert "the ideas are used up" in state.ended_because
     assert "the configuration is for e, installed is" in state.ended_because
+    assert bench.pairs == []
+
+
+def test_A3_a_held_out_sample_that_fails_its_gate_stops_the_campaign_before_anything_is_measured(
+    given: CampaignParams, bench: StubBench
+) -> None:
+    from flows.closed_loop import run_campaign
+
+    window = given.held_out_window
+    assert window is not None
+    short = window.model_copy(update={"end_s": window.start_s + 4.5})
+    with pytest.raises(GateFailed, match="held-out") as stopped:
+        run_campaign(given.model_copy(update={"held_out_window": short}))
+    assert "rows" in str(stopped.value) or "requests" in str(stopped.value)
     assert bench.pairs == []

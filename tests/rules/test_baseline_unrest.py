@@ -6,7 +6,7 @@ import pytest
 
 from infra.readings import Reading
 from tasks.baseline.records import BaselineReport
-from tasks.baseline.rules import baseline_report, metric_baseline
+from tasks.baseline.rules import baseline_report, metric_baseline, week_to_week_pct
 from tasks.baseline.steps import stop_on_unrest
 from tasks.shared.records import Window
 from tasks.shared.stops import PreconditionFailed
@@ -57,3 +57,10 @@ def test_P1_the_demo_compares_with_no_week_and_still_looks_for_restarts() -> Non
     stop_on_unrest(report(week_before=False), DEMO)
     with pytest.raises(PreconditionFailed, match="restarted 1 times"):
         stop_on_unrest(report(restarts=1.0, week_before=False), DEMO)
+
+
+def test_B3_production_differs_from_week_to_week_by_so_much() -> None:
+    found = week_to_week_pct(report(p99=900.0).metrics)
+    assert found["throughput_per_gpu"] == pytest.approx(100 / 101)
+    assert found["p99_latency"] == pytest.approx(10.0)
+    assert week_to_week_pct(report(week_before=False).metrics) == {}

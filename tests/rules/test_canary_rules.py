@@ -249,5 +249,12 @@ def test_B3_a_gain_inside_the_spread_of_production_is_not_one():
     assert judged.outcome is not P
 
 
+def test_B3_a_wide_spread_of_production_excuses_no_breach():
+    judged = production_verdict(
+        production(), production(throughput_per_gpu=150, p99_latency=1100), PRODUCTION, floors={"p99_latency": 40.0}
+    )
+    assert judged.outcome is F
+
+
 def test_nothing_read_in_production_is_no_data():
     assert production_verdict({}, {}, PRODUCTION).outcome is N

@@ -16,7 +16,7 @@ from infra.readings import Reading
 from tasks.bottleneck import evidence as ids
 from tasks.bottleneck.records import BottleneckCandidate, BottleneckReport
 from tasks.hypothesis.knobs import CatalogueView, KnobFacts, allowed_range, normalised, same_idea
-from tasks.hypothesis.memory import remembered
+from tasks.hypothesis.memory import adoption_in_force, remembered
 from tasks.hypothesis.playbook import parse_playbook
 from tasks.hypothesis.proposals import Proposal, SearchRules, admit
 from tasks.hypothesis.records import Hypothesis, IdeaIdentity, RefusedIdea, RejectedIdea
@@ -350,6 +350,39 @@ def test_H3_an_adoption_allows_one_retest_that_names_it():
         interacts_with="enable_prefix_caching=true",
     )
     assert admit(proposal(), spent).rule == "H3 rejected before"
+
+
+def test_H3_an_adoption_allows_one_retest_a_round():
+    old = [rejected(), rejected(knob="max_num_batched_tokens", value=2560)]
+    moves = [proposal(), proposal("max_num_batched_tokens", 2560)]
+    kept, refused = select(moves, rules(history=old, interacts_with="enable_prefix_caching=true"), 5)
+    assert [h.interacts_with for h in kept] == ["enable_prefix_caching=true"]
+    assert "since enable_prefix_caching=true was adopted" in kept[0].sentence()
+    assert [r.rule for r in refused] == ["H3 rejected before"]
+
+
+def test_H3_an_idea_that_nobody_rejected_is_no_retest():
+    kept, _ = select([proposal()], rules(interacts_with="enable_prefix_caching=true"), 5)
+    assert [h.interacts_with for h in kept] == [""]
+
+
+def test_H3_what_was_rejected_under_an_adoption_waits_for_the_next():
+    def line(at_s, kind, outcome, campaign, **change):
+        given = {"entry_id": "1", "at_s": at_s, "target": Target(model="m", pool="p"), "campaign": campaign}
+        return LedgerEntry(**given, kind=kind, outcome_class=outcome, engine_build="e", workload="w", **change)
+
+    trial = {"knob": "max_num_seqs", "value": 300}
+    adopted = {"changes": {"enable_prefix_caching": True}}
+    lines = [line(1, "trial", "regression", "one", **trial), line(2, "rollout", "completed", "one", **adopted)]
+    assert adoption_in_force(lines, 1.5) == ""
+    after_one = adoption_in_force(lines, math.inf)
+    assert after_one == "enable_prefix_caching=True (one)"
+    assert isinstance(admit(proposal(), rules(history=remembered(lines), interacts_with=after_one)), Hypothesis)
+    lines.append(line(3, "trial", "regression", "two", **trial))
+    again = rules(history=remembered(lines), interacts_with=adoption_in_force(lines, math.inf))
+    assert admit(proposal(), again).rule == "H3 rejected before"
+    lines.append(line(4, "rollout", "rolled_back", "two", changes={"block_size": 64}))
+    assert adoption_in_force(lines, math.inf) == after_one
 
 
 def test_H3_the_ledger_remembers_measured_single_knob_rejections():

@@ -147,12 +147,13 @@ def test_V7_a_member_that_is_not_effective_joins_no_combination():
     assert all("max_model_len" not in m.changes for m in pair)
 
 
-def readings_of(run):
+def readings_of(run, accelerators=1):
     return run_readings(
         run,
         requests_key="k",
         cores=(1,),
         accelerator="cpu",
+        accelerators=accelerators,
         max_foreign_cpu_pct=15.0,
         max_steal_pct=5.0,
         peak_memory_bytes=1e9,
@@ -182,6 +183,10 @@ def test_OB2_coverage_counts_what_was_refused():
 def test_V11_throughput_is_read_at_the_saturating_load_only():
     assert readings_of(measured("candidate")).metrics["throughput_per_gpu"].value == 10.0
     assert "throughput_per_gpu" not in readings_of(measured("candidate", workload="recorded")).metrics
+
+
+def test_B2_throughput_is_per_accelerator():
+    assert readings_of(measured("candidate"), accelerators=8).metrics["throughput_per_gpu"].value == 10.0 / 8
 
 
 def test_V11_a_load_that_does_not_fill_its_slots_gives_no_throughput():

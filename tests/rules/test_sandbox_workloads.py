@@ -107,6 +107,7 @@ def a_trial(*, criteria=PRODUCTION, changes=None, without=(), peak=64.0, memory=
         correctness=None,
         shapes_match=True,
         memory=None,
+        memory_limit_bytes=None,
         duration_s=1.0,
         seed=1,
     )

@@ -10,10 +10,16 @@ import pytest
 
 from infra.bench import conditions, measure
 from infra.bench.conditions import ConditionsWatch, RunConditions
-from infra.bench.measure import MOST_AGAIN, Served, measure_pair
+from infra.bench.measure import MOST_AGAIN, Served, SideFailed, measure_pair
 from infra.bench.workload import WorkloadPlan
+from infra.errors import RatchetError, Unreachable
+from infra.replay.process import ReplayTimedOut
 from infra.replay.records import ReplayOptions
+from tasks.sandbox.judging import classify
+from tasks.sandbox.steps import _how_it_died
+from tasks.shared.records import OutcomeClass
 from tests.rules.test_sandbox_search import measured
+from tests.rules.trial_records import PRODUCTION
 
 PLAN = WorkloadPlan(workload="saturating", options=ReplayOptions(mode="closed", concurrency=4), repeats=2)
 
@@ -72,3 +78,39 @@ def test_V3_steal_is_read_of_the_core_that_lost_most(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(conditions.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(conditions, "_process_seconds", dict)
     assert ConditionsWatch([]).finish().steal_pct == pytest.approx(60.0)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str, fault: Exception) -> list[Any]:
+    def run(_served: Served, side: str, *_: Any, **__: Any) -> Any:
+        if side == at:
+            raise fault
+        return measured(side)
+
+    monkeypatch.setattr(measure, "measure_run", run)
+    served = Served(root_url="http://127.0.0.1:1", model="m", pid=1)
+    return list(measure_pair(served, served, [PLAN], tmp_path / "s.parquet", tmp_path, client_cores=(0,)))
+
+
+@pytest.mark.parametrize("fault", [ReplayTimedOut("it took longer than 60 s"), Unreachable("no answer")])
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_V8_a_run_that_does_not_end_says_whose_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, side: str, fault: RatchetError
+) -> None:
+    with pytest.raises(SideFailed) as failed:
+        failing(monkeypatch, tmp_path, side, fault)
+    assert failed.value.side == side
+    assert str(failed.value).startswith(f"{side}: ")
+
+
+class LivingBench:
+    def candidate_death(self) -> None:
+        return None
+
+
+def test_V8_a_candidate_that_lives_and_does_not_answer_costs_its_trial_and_not_the_campaign() -> None:
+    silent = SideFailed("candidate", ReplayTimedOut("it took longer than 60 s"))
+    assert _how_it_died(LivingBench(), silent) == ("silent", "candidate: it took longer than 60 s")  # type: ignore[arg-type]
+    assert classify(engine_outcome="silent", comparisons=(), criteria=PRODUCTION, kind="single") is OutcomeClass.NOT_RUN
+    for fault in (SideFailed("baseline", Unreachable("no answer")), Unreachable("S3 is away")):
+        with pytest.raises(type(fault)):
+            _how_it_died(LivingBench(), fault)  # type: ignore[arg-type]

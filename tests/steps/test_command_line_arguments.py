@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments.params import load_params
+from infra.errors import BadInput
 from tests.steps.test_command_line import ratchet
 
 
@@ -33,3 +35,24 @@ def test_a_path_that_cannot_be_used_is_one_line_with_its_name_and_the_remedy(
     assert ("/dev/null/x" in done.stderr) is (state == "/dev/null/x")
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_documented_parameters_are_parameters(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "campaign.md").read_text()
+    file = tmp_path / "nightly.yaml"
+    file.write_text(page.split("```yaml\n")[1].split("```")[0])
+    found = load_params(file)
+    assert (found.target.model, found.accelerators, found.window.end_s - found.window.start_s) == (
+        "qwen-72b",
+        8,
+        86_400,
+    )
+
+
+@pytest.mark.parametrize("shape", ["H100 x0", "H100", "x8", "H100x8 ", "H100 x-1"])
+def test_a_shape_that_says_no_count_is_refused(tmp_path: Path, shape: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "campaign.md").read_text()
+    file = tmp_path / "nightly.yaml"
+    file.write_text(page.split("```yaml\n")[1].split("```")[0].replace("H100-80GB x8 ", f"'{shape}' "))
+    with pytest.raises(BadInput, match="production_shape"):
+        load_params(file)

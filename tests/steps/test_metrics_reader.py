@@ -15,6 +15,7 @@ import pytest
 
 from infra.metrics.aliases import FAMILIES, MetricUnavailable, resolve, series_names
 from infra.metrics.envoy import EnvoyWindow
+from infra.metrics.failures import failed_requests
 from infra.metrics.reader import MetricReadFailed, MetricsReader, Selector
 from infra.metrics.saturation import saturated_throughput
 from infra.metrics.window import MetricsWindow
@@ -164,6 +165,16 @@ def made_up_past():
         {"job": "envoy", "instance": "e:1", "envoy_cluster_name": "stable", "envoy_response_code_class": "5"},
         [(t, t - 30) for t in range(35, 61, 5)],
     )
+    at = {"job": "envoy", "instance": "e:1", "envoy_cluster_name": "fleet"}
+    past.add("envoy_cluster_upstream_rq_total", at, [(t, 130 * t // 60) for t in range(0, 61, 5)], "counter")
+    past.add("envoy_cluster_upstream_rq_rx_reset", at, [(t, t // 12) for t in range(0, 61, 5)])
+    past.add("envoy_cluster_upstream_rq_tx_reset", at, flat(0))
+    past.add(
+        "envoy_cluster_upstream_rq_xx", {**at, "envoy_response_code_class": "5"}, [(t, t // 2) for t in range(0, 61, 5)]
+    )
+    for reason, count in (("stop", 90), ("abort", 4), ("error", 2)):
+        labels = {"role": "fleet", "finished_reason": reason}
+        past.add("vllm:request_success_total", labels, [(t, count * t // 60) for t in (0, 15, 30, 45, 60)], "counter")
     return past.text()
 
 
@@ -257,7 +268,7 @@ def answering():
 
 def test_throughput_is_tokens_over_seconds(window):
     assert window("steady").throughput().value == pytest.approx(10)
-    assert window("steady").throughput(accelerators=2).value == pytest.approx(5)
+    assert window("steady").throughput(accelerators_per_target=2).value == pytest.approx(5)
 
 
 def test_the_week_before_is_the_same_window_shifted(window):
@@ -458,8 +469,15 @@ def test_envoy_counts_per_arm_and_a_class_never_seen_is_zero(reader):
     assert (stable.requests().value, canary.requests().value) == (1000, 50)
     assert stable.responses("5").value == 30
     assert canary.responses("5").status == "zero"
-    assert canary.resets().status == "zero"
+    assert canary.broken().status == "zero"
     assert EnvoyWindow(reader, at, "nobody", T0, T0 + 60).responses("5").status == "unknown"
+
+
+def test_R6_the_error_rate_counts_5xx_broken_streams_and_what_the_engine_gave_up(window):
+    failed, every_request = failed_requests(window("fleet"))
+    assert failed.value == 30 + 5 + 4 + 2  # 5xx, broken, aborted, error
+    assert every_request.value == 30 + 5 + 4 + 2 + 90
+    assert [r.status for r in failed_requests(window("latency"))] == ["unknown", "unknown"], "no proxy was read"
 
 
 def test_a_label_value_cannot_leave_its_quotes():

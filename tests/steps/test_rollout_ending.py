@@ -11,6 +11,7 @@ import pytest
 from infra.readings import Reading
 from infra.store import ObjectStore
 from infra.traffic.switch import EnvoySwitch
+from tasks.baseline.records import MetricBaseline
 from tasks.canary import ending, steps, storage
 from tasks.canary.records import CanaryVerdict, Phase, RolloutState, Verification
 from tasks.shared.ledger import ledger_prefix
@@ -29,7 +30,7 @@ def kill(*_: object, **__: object) -> None:
     raise Killed
 
 
-def metrics(tokens_per_s: float, p99_ms: float) -> list[SimpleNamespace]:
+def metrics(tokens_per_s: float, p99_ms: float) -> list[MetricBaseline]:
     values = {
         "throughput_per_gpu": Reading.of(tokens_per_s, "tok/s"),
         "p99_latency": Reading.of(p99_ms, "ms", samples=1000),
@@ -38,24 +39,25 @@ def metrics(tokens_per_s: float, p99_ms: float) -> list[SimpleNamespace]:
         "tpot_p99": Reading.of(30.0, "ms", samples=1000),
         "oom_count": Reading.of(0.0, "count"),
     }
-    return [SimpleNamespace(name=name, reading=reading) for name, reading in values.items()]
+    return [MetricBaseline(name=name, reading=reading) for name, reading in values.items()]
 
 
 class Verifying:
     """A promoted rollout that waits for production's window."""
 
-    def __init__(self, case: Case, after: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, case: Case, after: list[MetricBaseline], monkeypatch: pytest.MonkeyPatch) -> None:
         self.case, self.measured = case, 0
         criteria = PRODUCTION.model_copy(
             update={"windows": PRODUCTION.windows.model_copy(update={"baseline_s": 1.0})},
         )
 
-        def measure(*_: object) -> list[SimpleNamespace]:
+        def measure(*_: object) -> list[MetricBaseline]:
             self.measured += 1
             return after
 
         monkeypatch.setattr(steps, "criteria_of", lambda *_: criteria)
-        monkeypatch.setattr(steps, "baseline_of", lambda *_: SimpleNamespace(metrics=metrics(100.0, 1000.0)))
+        baseline = SimpleNamespace(metrics=metrics(100.0, 1000.0), accelerators=1)
+        monkeypatch.setattr(steps, "baseline_of", lambda *_: baseline)
         monkeypatch.setattr(steps, "production_metrics", measure)
         monkeypatch.setattr(ending, "open_store", lambda: case.store)
         case.to_step()
