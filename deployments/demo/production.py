@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from infra.engine.catalogue import load_catalogue
 from infra.engine.config import ServingConfig
@@ -21,7 +22,7 @@ from infra.stack.files import stack_addresses
 from infra.stack.paths import StackPaths
 from infra.traffic.fleet import LocalFleet
 from infra.traffic.gateway_log import ship_spool, traffic_prefix
-from infra.traffic.generator import TrafficOptions, start_traffic_process
+from infra.traffic.generator import TrafficOptions, TrafficStats, start_traffic_process
 from infra.traffic.shape import TrafficShape
 from tasks.shared.records import Target, Window
 
@@ -45,7 +46,7 @@ SHAPE = TrafficShape(
 )
 WINDOW_S = 31.0
 ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.0, "peak_share": 0.0, "drain_share": 0.0})
-PHASES = (1, 2)
+PHASES = (1, 7)
 """Two different stretches of traffic; the first gives the search's sample, the second the held-out one."""
 
 
@@ -78,6 +79,13 @@ def old_configuration() -> ServingConfig:
 def demo_target(campaign: str) -> Target:
     """A target of its own for each demo: its ledger is empty, so that no idea is refused from memory."""
     return Target(model=SERVED_MODEL, pool=campaign)
+
+
+class Played(NamedTuple):
+    """One window of production, and the part of it before its peak."""
+
+    window: Window
+    recorded: Window
 
 
 def wait_until_scraped(prometheus_url: str, port: int, *, scrapes: int = 3, timeout_s: float = 60.0) -> None:
@@ -138,7 +146,7 @@ class Users:
     def _ship(self) -> None:
         ship_spool(self._spool, open_stack_store(self._state).put_once)
 
-    def play(self, phase: int, seed: int) -> Window:
+    def play(self, phase: int, seed: int) -> Played:
         """One window from an empty queue to an empty queue; returns when and logs it to S3.
 
         Raises:
@@ -150,7 +158,7 @@ class Users:
         start_s = time.time()
         child = start_traffic_process(self._options(SHAPE, WINDOW_S, seed, phase, 1), self._spool, self._prefix)
         try:
-            _, errors = child.communicate(timeout=WINDOW_S + 150)
+            said, errors = child.communicate(timeout=WINDOW_S + 150)
         except subprocess.TimeoutExpired:
             child.kill()
             raise RatchetError(
@@ -161,7 +169,10 @@ class Users:
             raise RatchetError(f"the traffic generator failed: {errors.decode(errors='replace').strip()[-300:]}")
         end_s = time.time()
         self._ship()
-        return Window(start_s=start_s, end_s=end_s)
+        # The process takes a second to come up: its own clock says when the plan began.
+        first_s = TrafficStats.model_validate_json(said).window_starts_epoch_s[0]
+        peak_s = first_s + WINDOW_S * (1 - SHAPE.peak_share - SHAPE.drain_share)
+        return Played(Window(start_s=start_s, end_s=end_s), Window(start_s=first_s, end_s=peak_s))
 
     @contextlib.contextmanager
     def busy(self, seed: int) -> Iterator[None]:
@@ -177,8 +188,3 @@ class Users:
                 child.kill()
                 child.communicate()
             self._ship()
-
-
-def recorded_part(window: Window) -> Window:
-    """The part of a window before its peak."""
-    return Window(start_s=window.start_s, end_s=window.start_s + WINDOW_S * (1 - SHAPE.peak_share - SHAPE.drain_share))

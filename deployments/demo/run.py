@@ -18,7 +18,7 @@ from rich.table import Table
 
 from deployments.demo.children import end_leftovers, marked_environment, run_side
 from deployments.demo.claim import claimed, unfinished
-from deployments.demo.production import PHASES, SERVED_MODEL, Users, demo_target, old_configuration, recorded_part
+from deployments.demo.production import PHASES, SERVED_MODEL, Users, demo_target, old_configuration
 from deployments.demo.progress import Progress
 from deployments.environment import embedded_settings
 from deployments.ledger import all_entries
@@ -52,6 +52,11 @@ def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path |
     if not home().is_complete():
         raise BadInput("the engine's environment is not set up", remedy="make demo does it; or: make engine")
     criteria = parse_criteria(committed_file(CRITERIA).text, origin=CRITERIA.name)
+    if not criteria.demo_policy_approves:
+        raise BadInput(
+            f"{CRITERIA.name} lets no demo policy approve",
+            remedy="Without `demo_policy_approves: true` a person decides: use `ratchet campaign run`",
+        )
     out.print("This demo measures less than production does:")
     for line in criteria.gives_up:
         out.print(f"  - {line}", highlight=False)
@@ -123,8 +128,8 @@ class _Demo:
             drilled = rehearse(open_stack_store(self.state), self.target, switch, fleet)
         self.say(f"switch back to stable in force after {drilled.in_force_ms:.0f} ms under traffic")
         self.progress.part("traffic before")
-        windows = [users.play(phase, self.seed * 1000 + phase) for phase in PHASES]
-        before = Window(start_s=windows[0].start_s, end_s=windows[-1].end_s)
+        played = [users.play(phase, self.seed * 1000 + phase) for phase in PHASES]
+        before = Window(start_s=played[0].window.start_s, end_s=played[-1].window.end_s)
         self.say(f"{before.end_s - before.start_s:.0f} s of production traffic are logged in S3")
         time.sleep(2)
         self.progress.part("campaign")
@@ -134,8 +139,8 @@ class _Demo:
             criteria_path=str(CRITERIA),
             config=config,
             window=before,
-            sample_window=recorded_part(windows[0]),
-            held_out_window=recorded_part(windows[1]),
+            sample_window=played[0].recorded,
+            held_out_window=played[1].recorded,
             traffic_prefix=users.prefix,
             seed=self.seed,
         )
@@ -198,7 +203,7 @@ class _Demo:
             state = open_stack_store(self.state).get_record(folder, RolloutState)
             if state.phase.value == "verifying":
                 self.progress.part("traffic after")
-                windows = [users.play(phase, self.seed * 1000 + 500 + phase) for phase in PHASES]
+                played = [users.play(phase, self.seed * 1000 + 500 + phase) for phase in PHASES]
                 time.sleep(2)
                 run_side(
                     self.state,
@@ -209,9 +214,9 @@ class _Demo:
                         "--lease-ttl-s",
                         "10",
                         "--verify-from-s",
-                        repr(windows[0].start_s),
+                        repr(played[0].window.start_s),
                         "--verify-to-s",
-                        repr(windows[-1].end_s),
+                        repr(played[-1].window.end_s),
                     ],
                     self.logs / "rollout.log",
                     self.say,

@@ -1,10 +1,12 @@
-"""What else the machine did while something was measured: steal and foreign load (spec V3)."""
+"""What else the machine did while something was measured: steal, foreign load, clocks and throttling (spec V3)."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +22,32 @@ class RunConditions(BaseModel):
     )
     foreign_cpu_pct: float | None = Field(description="CPU of processes that are not ours, % of the machine")
     duration_s: float
+    cpu_mhz: float | None = Field(
+        default=None, description="clock of the slowest core at the start or the end of the run; None: not told"
+    )
+    throttled: int | None = Field(
+        default=None, description="times that the CPU slowed itself for its heat; None: no core counts them"
+    )
+
+
+THROTTLE_COUNTS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
+
+
+def throttle_count(sysfs: Path = Path("/sys")) -> int | None:
+    """How often cores and package slowed themselves for their heat since boot; None where nothing counts it."""
+    counts = []
+    for file in sysfs.glob(THROTTLE_COUNTS):
+        with suppress(OSError, ValueError):
+            counts.append(int(file.read_text()))
+    return sum(counts) if counts else None
+
+
+def _slowest_mhz() -> float | None:
+    try:
+        clocks = [core.current for core in psutil.cpu_freq(percpu=True)]
+    except (OSError, NotImplementedError, AttributeError):
+        return None
+    return min(clocks, default=None)
 
 
 def _process_seconds() -> dict[int, tuple[float, float]]:
@@ -60,6 +88,8 @@ class ConditionsWatch:
         self._markers = markers
         self._started_s = time.monotonic()
         self._steal = _steal_s()
+        self._throttled = throttle_count()
+        self._mhz = _slowest_mhz()
         self._before = _process_seconds()
 
     def finish(self) -> RunConditions:
@@ -81,4 +111,12 @@ class ConditionsWatch:
             if used > 0.02 and not _own(pid, self._markers, trees):
                 foreign += used
         scale = 100.0 / (elapsed * cores)
-        return RunConditions(steal_pct=steal_s * 100.0 / elapsed, foreign_cpu_pct=foreign * scale, duration_s=elapsed)
+        throttled = throttle_count()
+        clocks = [mhz for mhz in (self._mhz, _slowest_mhz()) if mhz is not None]
+        return RunConditions(
+            steal_pct=steal_s * 100.0 / elapsed,
+            foreign_cpu_pct=foreign * scale,
+            duration_s=elapsed,
+            cpu_mhz=min(clocks, default=None),
+            throttled=None if throttled is None or self._throttled is None else throttled - self._throttled,
+        )

@@ -18,6 +18,7 @@ from infra.engine.launch import (
     Engine,
     StartFailed,
     base_env,
+    forget_peak_rss,
     health,
     peak_rss_bytes,
     start_engine,
@@ -109,12 +110,18 @@ class Bench:
             self.stop_baseline()
         served = self.baseline(baseline)
         self._candidate = self._start(candidate, "candidate")
+        for side in ("baseline", "candidate"):
+            self.peak_memory(side)  # what it took to load is no part of a run
         return Sides(baseline=served, candidate=self._served(self._candidate))
 
     def peak_memory(self, side: str) -> float | None:
-        """Peak resident memory of one side's processes, bytes."""
+        """Peak resident memory of one side's processes since it was last asked for, bytes."""
         engine = self._baseline if side == "baseline" else self._candidate
-        return None if engine is None else peak_rss_bytes(engine)
+        if engine is None:
+            return None
+        found = peak_rss_bytes(engine)
+        forget_peak_rss(engine)
+        return found
 
     def candidate_death(self) -> tuple[str, str] | None:
         """How the candidate died, as (outcome, what it said); None while it lives."""

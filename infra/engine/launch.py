@@ -330,6 +330,16 @@ def peak_rss_bytes(engine: Engine) -> int | None:
     return total or None
 
 
+def forget_peak_rss(engine: Engine) -> None:
+    """Begin to count the peaks anew from what is resident now, where the kernel lets it (`clear_refs`).
+
+    Without it an engine that has served many runs has another past in its peak than one that was just loaded.
+    """
+    for process in engine.members():
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
 def _port_owner(port: int) -> str:
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):

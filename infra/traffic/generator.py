@@ -198,7 +198,8 @@ def start_traffic_process(options: TrafficOptions, spool: Path, prefix: str) -> 
     """The generator as a process of its own, with nothing but the gateway's address: no key, no store.
 
     Its log appears below `spool`; `ship_spool` moves it into the store. SIGTERM ends it after the requests in
-    flight; it also ends when its starter is gone. Exit code 0, or 2 for a fault that stderr names.
+    flight; it also ends when its starter is gone. Exit code 0 with `TrafficStats` as JSON on stdout, or 2 for a fault
+    that stderr names.
     """
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [
@@ -206,7 +207,7 @@ def start_traffic_process(options: TrafficOptions, spool: Path, prefix: str) -> 
         "--spool", str(spool), "--prefix", prefix, "--parent", str(os.getpid()),
     ]  # fmt: skip
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={
             "PATH": os.environ.get("PATH", ""),
             "PYTHONPATH": os.pathsep.join(paths),
@@ -232,8 +233,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         while generator.stats().running and not ended.wait(0.2):
             if given.parent and os.getppid() != given.parent:
                 break
-        generator.stop(generator.options.timeout_s)
+        stats = generator.stop(generator.options.timeout_s)
         writer.close()
+        sys.stdout.write(stats.model_dump_json())
     except RatchetError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -129,15 +129,15 @@ def plan_window(shape: TrafficShape, duration_s: float, seed: int, phase: int) -
     of earlier turns in a history are planned text, not what the server said, so that the plan is fixed.
     BadInput when the window is too short to hold a request.
     """
-    rng = _rng("structure", phase)
+    rng, peak_rng = _rng("structure", phase), _rng("peak", phase)  # what is recorded does not depend on the peak
     peak_start_s = duration_s * (1 - shape.peak_share - shape.drain_share)
     peak_end_s = duration_s * (1 - shape.drain_share)
     recorded = arrivals(shape, shape.recorded_rate_per_s, 0.0, peak_start_s, rng)
-    peak = arrivals(shape, shape.peak_rate_per_s, peak_start_s, peak_end_s, rng) if shape.peak_share else []
+    peak = arrivals(shape, shape.peak_rate_per_s, peak_start_s, peak_end_s, peak_rng) if shape.peak_share else []
     if not recorded and not peak:
         raise BadInput(f"a window of {duration_s:g} s holds no request", remedy="make it longer or the rate higher")
     # each part has the mix for itself, so that a short window is not all short prompts by chance
-    lengths = [*prompt_lengths(shape, len(recorded), rng), *prompt_lengths(shape, len(peak), rng)]
+    lengths = [*prompt_lengths(shape, len(recorded), rng), *prompt_lengths(shape, len(peak), peak_rng)]
     systems = [_text(_rng("system", shape.tenant_seed, t), tokens) for t, tokens in enumerate(_system_tokens(shape))]
     weights = [1 / (t + 1) ** shape.tenant_skew for t in range(shape.tenants)]
     open_talks: list[_Conversation] = []

@@ -37,13 +37,15 @@ def throughput(summary: ReplaySummary, accelerators: int) -> Reading:
 
 
 def disturbances(run: MeasuredRun, *, max_foreign_cpu_pct: float, max_steal_pct: float) -> tuple[str, ...]:
-    """Why a run is void (spec V3): a client that could not keep up, foreign load, a core taken away."""
+    """Why a run is void (spec V3): a client that could not keep up, foreign load, a core taken away or slowed."""
     reasons = list(run.result.summary.invalid_reasons)
     c = run.conditions
     if c.foreign_cpu_pct is not None and c.foreign_cpu_pct > max_foreign_cpu_pct:
         reasons.append(f"foreign load took {c.foreign_cpu_pct:.1f} % of the machine, limit {max_foreign_cpu_pct:.0f} %")
     if c.steal_pct is not None and c.steal_pct > max_steal_pct:
         reasons.append(f"the hypervisor took {c.steal_pct:.1f} % of a core, limit {max_steal_pct:.0f} %")
+    if c.throttled:
+        reasons.append(f"the CPU slowed itself {c.throttled} times for its heat")
     return tuple(reasons)
 
 
@@ -103,6 +105,11 @@ def run_readings(
         invalid_reasons=reasons,
         requests_key=requests_key,
         conditions=Conditions(
-            steal_pct=c.steal_pct, foreign_cpu_pct=c.foreign_cpu_pct, cores=cores, accelerator=accelerator
+            steal_pct=c.steal_pct,
+            foreign_cpu_pct=c.foreign_cpu_pct,
+            cpu_mhz=c.cpu_mhz,
+            throttled=c.throttled,
+            cores=cores,
+            accelerator=accelerator,
         ),
     )

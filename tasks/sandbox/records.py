@@ -17,6 +17,8 @@ class Conditions(Record):
 
     steal_pct: float | None = None
     foreign_cpu_pct: float | None = Field(default=None, description="CPU of other processes, % of the machine")
+    cpu_mhz: float | None = Field(default=None, description="clock of the slowest core, where the machine tells")
+    throttled: int | None = Field(default=None, description="times that the CPU slowed itself for its heat")
     cores: tuple[int, ...] = ()
     accelerator: str = ""
 

@@ -246,7 +246,8 @@ def _measure(
             ):
                 runs.append(run)
                 peak = bench.peak_memory(run.side)
-                memory = peak if run.side == "candidate" else memory
+                if run.side == "candidate" and peak is not None:
+                    memory = max(peak, memory or 0.0)
                 readings.append(keep(store, settings, run, peak))
             bench.still_alive()
             if check_outputs and (proves or not decided_early(undisturbed(runs), floor, primaries=primaries)):

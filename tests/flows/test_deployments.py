@@ -102,7 +102,7 @@ class Form:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_known_to_the_server_before_a_worker_runs(
+def test_A2_parameters_are_known_to_the_server_before_a_worker_runs(
     deployed: dict[str, DeploymentResponse], name: str
 ) -> None:
     found = deployed[name]

@@ -192,7 +192,7 @@ def test_L1_a_profile_of_a_loaded_engine_tells_its_cpu_side(start, tmp_path):
 
 
 @pytest.mark.skipif(not os.environ.get("RATCHET_TEST_COLD_START"), reason="takes a minute; RATCHET_TEST_COLD_START=1")
-def test_a_cold_engine_is_the_same_as_a_forked_one(start, config, catalogue):
+def test_V10_a_cold_engine_is_the_same_as_a_forked_one(start, config, catalogue):
     def observed(engine):
         try:
             launch.wait_ready(engine, 300)

@@ -64,6 +64,15 @@ def test_gaps_have_the_coefficient_of_variation_of_the_shape():
     assert len(found) / 3000 == pytest.approx(10.0, rel=0.05)
 
 
+def test_what_is_recorded_does_not_depend_on_the_peak():
+    def recorded(shape):
+        return [p for p in plan_window(shape, 60, seed=1, phase=0) if p.part == "recorded"]
+
+    higher = SHAPE.model_copy(update={"peak_rate_per_s": 2 * SHAPE.peak_rate_per_s})
+    assert recorded(SHAPE)
+    assert recorded(higher) == recorded(SHAPE)
+
+
 def test_conversations_grow_by_their_own_history():
     plan = plan_window(SHAPE, 600, seed=1, phase=0)
     latest: dict[str, tuple] = {}

@@ -166,6 +166,12 @@ def test_V3_foreign_load_and_steal_void_a_run_and_say_how_much():
     assert not busy.valid
     assert "40.0 %" in busy.invalid_reasons[0]
     assert not readings_of(measured("candidate", steal=9.0)).valid
+    hot = measured("candidate")
+    hot = hot.model_copy(update={"conditions": hot.conditions.model_copy(update={"throttled": 2, "cpu_mhz": 900.0})})
+    found = readings_of(hot)
+    assert not found.valid
+    assert "slowed itself 2 times" in found.invalid_reasons[0]
+    assert (found.conditions.throttled, found.conditions.cpu_mhz) == (2, 900.0)
 
 
 def test_LG1_a_client_bound_replay_is_no_result():

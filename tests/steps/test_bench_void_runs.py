@@ -80,6 +80,15 @@ def test_V3_steal_is_read_of_the_core_that_lost_most(monkeypatch: pytest.MonkeyP
     assert ConditionsWatch([]).finish().steal_pct == pytest.approx(60.0)
 
 
+def test_V3_throttling_is_the_sum_of_what_cores_and_package_count(tmp_path: Path) -> None:
+    assert conditions.throttle_count(tmp_path) is None
+    for core, count in (("cpu0", 3), ("cpu1", 4)):
+        folder = tmp_path / "devices/system/cpu" / core / "thermal_throttle"
+        folder.mkdir(parents=True)
+        (folder / "core_throttle_count").write_text(f"{count}\n")
+    assert conditions.throttle_count(tmp_path) == 7
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str, fault: Exception) -> list[Any]:
     def run(_served: Served, side: str, *_: Any, **__: Any) -> Any:
         if side == at:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -102,6 +103,17 @@ def test_a_ready_engine_is_stopped_without_leftovers(start):
     assert launch.stop(engine) == 0
     assert port_is_free(engine.port)
     assert launch.stop(engine) == 0  # stopping twice is no error
+
+
+def test_V5_a_peak_is_counted_from_when_the_last_one_was_read():
+    code = "import sys; x = bytearray(200 << 20); x = None; print('freed', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"freed\n"
+        engine = SimpleNamespace(members=lambda: [psutil.Process(child.pid)])
+        assert launch.peak_rss_bytes(engine) > 200 << 20
+        launch.forget_peak_rss(engine)
+        assert 0 < launch.peak_rss_bytes(engine) < 100 << 20
+        child.stdin.close()
 
 
 def test_EN4_a_child_that_left_group_and_session_is_ended_too(start):

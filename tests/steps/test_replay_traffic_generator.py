@@ -19,7 +19,7 @@ from infra.traffic.gateway_log import (
     ship_spool,
     traffic_prefix,
 )
-from infra.traffic.generator import TrafficGenerator, TrafficOptions, start_traffic_process
+from infra.traffic.generator import TrafficGenerator, TrafficOptions, TrafficStats, start_traffic_process
 from infra.traffic.shape import TrafficShape, plan_window
 from tests.fakes.stub_llm import StubLLM, prompt_text
 
@@ -125,16 +125,18 @@ def test_the_generator_runs_as_a_process_that_knows_only_the_gateway(stub, tmp_p
         while not stub.bodies and time.monotonic() < deadline_s:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
+        said, stderr = process.communicate(timeout=20)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     assert process.returncode == 0, stderr
+    stats = TrafficStats.model_validate_json(said)
     store: dict[str, bytes] = {}
     keys = ship_spool(tmp_path / "spool", lambda key, data: store.setdefault(key, data) is data)
     assert keys
     assert all(key.startswith("traffic/t/") for key in keys)
     logged = [json.loads(one) for data in store.values() for one in gzip.decompress(data).splitlines()]
-    assert len(logged) == len(stub.bodies)
+    assert len(logged) == len(stub.bodies) == stats.sent
+    assert stats.window_starts_epoch_s[0] <= min(one["t_epoch_s"] for one in logged)
     assert not list((tmp_path / "spool").rglob("part-*"))
