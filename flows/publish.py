@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -145,8 +146,9 @@ def canary(verdict: CanaryVerdict) -> None:
     """The canary's timeline: one row per decision."""
     rows = [
         {
-            "step": d.step,
-            "share": d.share,
+            "at": datetime.fromtimestamp(d.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            "step": d.step + 1,
+            "share": f"{d.share:.1%}",
             "action": d.action,
             "outcome": d.judgement.outcome.value,
             "smallest harm it can exclude": d.smallest_excludable_harm,

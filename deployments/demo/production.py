@@ -38,15 +38,15 @@ SHAPE = TrafficShape(
     shortest_turn_tokens=8,
     output_median_tokens=12.0,
     output_tokens=(10, 15),
-    recorded_rate_per_s=0.7,
-    peak_rate_per_s=13.0,  # so far beyond what the best configuration serves that "after" has a queue for 5 s and more
-    peak_share=0.10,
-    drain_share=0.35,
+    recorded_rate_per_s=0.85,
+    peak_rate_per_s=11.5,  # so far beyond what the best configuration serves that "after" has a queue for 5 s and more
+    peak_share=0.113,
+    drain_share=0.377,
     wave_period_s=12.0,
 )
-WINDOW_S = 31.0
-ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.0, "peak_share": 0.0, "drain_share": 0.0})
-PHASES = (1, 7)
+WINDOW_S = 27.5
+ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.3, "peak_share": 0.0, "drain_share": 0.0})
+PHASES = (16, 2)
 """Two different stretches of traffic; the first gives the search's sample, the second the held-out one."""
 
 

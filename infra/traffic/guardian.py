@@ -4,24 +4,32 @@ It watches the lease of a target's rollout. When a lease was seen and is neither
 has not answered for as long as the lease may live, the canary's weight is set to 0 through Envoy's file alone.
 
     python -m infra.traffic.guardian --state DIR --target KEY [--ttl 10]
+
+Prometheus of the stack scrapes it as job `ratchet`: what the lease is, when it was last looked at, how often it acted.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, start_http_server
 
 from infra.connect import open_store
 from infra.errors import RatchetError
 from infra.lease import read_lease
 from infra.stack.control import open_stack_store
 from infra.stack.paths import StackPaths
+from infra.stack.targets import set_targets
 from infra.traffic.switch import zero_weight_file
 
 LOG = logging.getLogger("guardian")
@@ -87,6 +95,49 @@ def lease_state(state_dir: Path, target: str, now_s: float) -> Seen:
     return "live" if record.live(now_s) else "expired"
 
 
+class Watched:
+    """What Prometheus reads of a guardian."""
+
+    def __init__(self, look: Callable[[], Seen]) -> None:
+        self.registry = CollectorRegistry()
+        self._look = look
+        self._lease = Enum(
+            "ratchet_rollout_lease", "The rollout's lease", states=get_args(Seen), registry=self.registry
+        )  # fmt: skip
+        self._looked = Gauge(
+            "ratchet_guardian_looked_timestamp_seconds", "When the lease was last looked at", registry=self.registry
+        )  # fmt: skip
+        self.acted = Counter(
+            "ratchet_guardian_zeroes", "Looks after which weight 0 was written", registry=self.registry
+        )
+
+    def look(self) -> Seen:
+        """The look itself, counted; a fault is `unknown`, and goes on to the guardian."""
+        self._looked.set(time.time())
+        self._lease.state("unknown")
+        seen = self._look()
+        self._lease.state(seen)
+        return seen
+
+    @contextmanager
+    def scraped(self, paths: StackPaths, target: str) -> Iterator[None]:
+        """Prometheus reads it while the block runs."""
+        labels = {"role": f"guardian_{hashlib.sha256(target.encode()).hexdigest()[:8]}", "target": target}
+        try:
+            server, _ = start_http_server(0, addr="127.0.0.1", registry=self.registry)
+            set_targets(paths, "ratchet", [f"127.0.0.1:{server.server_port}"], labels)
+        except OSError as error:
+            LOG.warning("Prometheus will not see this guardian, which watches all the same: %s", error)
+            yield
+            return
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                set_targets(paths, "ratchet", [], labels)
+            server.shutdown()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The process; ends with SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m infra.traffic.guardian")
@@ -96,14 +147,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--period", type=float, default=1.0)
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    file = StackPaths(given.state).runtime_file
-    guardian = Guardian(
-        lambda: lease_state(given.state, given.target, time.time()), lambda: zero_weight_file(file), given.ttl
-    )
+    paths = StackPaths(given.state)
+    watched = Watched(lambda: lease_state(given.state, given.target, time.time()))
+    guardian = Guardian(watched.look, lambda: zero_weight_file(paths.runtime_file), given.ttl)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     LOG.info("watching the rollout of %s", given.target)
-    while True:
-        guardian.once(time.time())
-        time.sleep(given.period)
+    with watched.scraped(paths, given.target):
+        while True:
+            if guardian.once(time.time()):
+                watched.acted.inc()
+            time.sleep(given.period)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ def rehearse(
         SwitchError: the canary's arm got no traffic, or the switch did not go back.
     """
     if fleet.alive("canary") or switch.weight() > 0:
-        raise BadInput("a canary is there already", remedy="Drill with its plan: ratchet drill PLAN")
+        raise BadInput(
+            "a canary is there already, or traffic for one",
+            remedy="Drill with its plan: ratchet drill PLAN. If no rollout and no drill is under way: ratchet rollback",
+        )
     address = fleet.address("stable")
     lease = _lease(store, target, ttl_s)
     try:

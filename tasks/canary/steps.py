@@ -87,7 +87,7 @@ def advance(
     if machine.rolling_back(state):
         return roll_back(rollout, state, lease, switch, fleet)
     if state.phase is Phase.PREPARED:
-        return _start(rollout, state, lease, fleet)
+        return _start(rollout, state, lease, switch, fleet)
     if state.phase is Phase.DEPLOYING:
         try:
             fleet.ensure("canary", rollout.plan.config, renew=lambda: lease.keep(time.time()))
@@ -112,7 +112,7 @@ def advance(
     return state
 
 
-def _start(rollout: Rollout, state: RolloutState, lease: Lease, fleet: LocalFleet) -> RolloutState:
+def _start(rollout: Rollout, state: RolloutState, lease: Lease, switch: EnvoySwitch, fleet: LocalFleet) -> RolloutState:
     now_s = time.time()
     approval = approval_of(rollout.store, rollout.plan)
     allowed = approval_valid(rollout.plan, approval, now_s)
@@ -134,6 +134,8 @@ def _start(rollout: Rollout, state: RolloutState, lease: Lease, fleet: LocalFlee
         lease.release()
         return state
     if allowed.outcome is Outcome.PASS:
+        if switch.weight() > 0:
+            switch.rollback()  # left by a drill that was killed: the first step would begin with its share
         return rollout.save(
             machine.moved(state, Phase.DEPLOYING, now_s, token=lease.token, intent="deploy canary", reason="")
         )

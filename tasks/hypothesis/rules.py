@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ MAX_REFUSALS = 20
 """Proposals refused in one round before the rest is left unread: a source that repeats itself cannot spin."""
 PROMPT_TOKENS_AVG = "traffic.prompt_tokens_avg"
 FEWEST_RISK = 0.05
+FEWEST_GAIN_PCT = 10.0
+"""What all ideas together must promise, or the campaign does not pay (spec A4)."""
 
 
 def order(proposals: Sequence[Proposal], *, exploring: bool = False) -> list[Proposal]:
@@ -175,6 +178,26 @@ def _outcome(kept: Sequence[Hypothesis], refused: Sequence[RefusedIdea]) -> Outc
     if kept:
         return Outcome.PASS
     return Outcome.FAIL if refused else Outcome.NO_DATA
+
+
+def only_if_it_pays(found: Hypotheses) -> Hypotheses:
+    """The hypotheses, or none of them where all are estimated and promise less than `FEWEST_GAIN_PCT` together
+    (spec A4). An uncertain one may be worth anything, so it is measured."""
+    expected = [h.expected_change_pct for h in found.hypotheses]
+    known = [e for e in expected if e is not None]
+    if not known or len(known) < len(expected):
+        return found
+    together = 100 * (math.prod(1 + e / 100 for e in known) - 1)
+    if together >= FEWEST_GAIN_PCT:
+        return found
+    text = f"all ideas promise {together:+.1f} % together, and below {FEWEST_GAIN_PCT:g} % a campaign does not pay"
+    refused = (
+        RefusedIdea(knob=h.knob, value=h.value_to, source=h.source, rule="A4 does not pay", text=f"{h.knob}: {text}")
+        for h in found.hypotheses
+    )
+    return found.model_copy(
+        update={"hypotheses": (), "refused": (*found.refused, *refused), "outcome": Outcome.FAIL},
+    )
 
 
 def combine_optimiser(

@@ -21,7 +21,7 @@ from tasks.hypothesis.memory import adoption_in_force, remembered
 from tasks.hypothesis.playbook import parse_playbook
 from tasks.hypothesis.proposals import SearchRules
 from tasks.hypothesis.records import Hypotheses, Scalar
-from tasks.hypothesis.rules import combine_optimiser
+from tasks.hypothesis.rules import combine_optimiser, only_if_it_pays
 from tasks.hypothesis.rules import propose as propose_by_rules
 from tasks.hypothesis.space import search_space
 from tasks.hypothesis.view import catalogue_view, engine_objections
@@ -105,7 +105,7 @@ def propose(
     most = criteria.measuring.max_candidates
     found = propose_by_rules(bottleneck, parse_playbook(PLAYBOOK.read_text()), rules, max(1, most - 1))
     taken = [h.knob for h in found.hypotheses]
-    return combine_optimiser(found, _optimiser(rules, history, taken, seed), rules, most)
+    return only_if_it_pays(combine_optimiser(found, _optimiser(rules, history, taken, seed), rules, most))
 
 
 @task(name="gate: hypotheses")

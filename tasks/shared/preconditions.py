@@ -1,5 +1,4 @@
-"""The six questions before a campaign, and whether it pays at all (spec P1, A4), over measured answers.
-Pure."""
+"""The six questions before a campaign (spec P1), over measured answers. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +8,6 @@ from pydantic import Field
 
 from tasks.shared.outcomes import judgement
 from tasks.shared.records import Judgement, Outcome, Reason, Record
-
-FEWEST_GAIN_PCT = 10.0
-"""An expected gain below this does not pay for a campaign (spec A4)."""
 
 SLOWEST_ROLLBACK_MS = 10_000.0
 """Rollback is done in seconds (spec P1, R3)."""
@@ -34,7 +30,6 @@ class Measured(Record):
     rollout_under_way: str = Field(default="", description="identifier of a rollout of the target, if one runs")
     rollback_failed: str = Field(default="", description="identifier of a rollout whose rollback failed")
     new_model: bool = Field(default=False, description="a model without production history")
-    expected_gain_pct: float | None = Field(default=None, description="best estimate, where there is one")
 
 
 def same_shape(sandbox: str, production: str, *, stated_ratio: str = "") -> bool:
@@ -67,7 +62,6 @@ def judge_preconditions(measured: Measured) -> tuple[Judgement, dict[str, str]]:
         _criteria(measured),
         _rollback(measured),
         _stable(measured),
-        _pays(measured),
     ]
     return judgement(reasons), {r.rule: f"{_WORD[r.outcome]}: {r.text}" for r in reasons}
 
@@ -177,20 +171,4 @@ def _stable(m: Measured) -> Reason:
         return _reason("system_stable", Outcome.FAIL, f"rollout {m.rollout_under_way} of this target is under way")
     return _reason(
         "system_stable", Outcome.PASS, "no rollout is under way; stage 1 looks for restarts in the window and for drift"
-    )
-
-
-def _pays(m: Measured) -> Reason:
-    if m.expected_gain_pct is None:
-        return _reason("worth_it", Outcome.PASS, "no estimate of the gain yet; stage 2 makes one")
-    outcome = Outcome.PASS if m.expected_gain_pct >= FEWEST_GAIN_PCT else Outcome.FAIL
-    return _reason(
-        "worth_it",
-        outcome,
-        f"the expected gain is {m.expected_gain_pct:+.1f} %, below {FEWEST_GAIN_PCT:g} % a campaign does not pay"
-        if outcome is Outcome.FAIL
-        else f"the expected gain is {m.expected_gain_pct:+.1f} %",
-        m.expected_gain_pct,
-        FEWEST_GAIN_PCT,
-        "%",
     )

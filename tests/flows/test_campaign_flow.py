@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
 from infra.errors import BadInput
 from infra.lease import Lease, LeaseHeld
 from infra.store import ObjectStore
+from tasks.canary.records import CanaryVerdict, Phase, StepDecision
 from tasks.shared.parameters import CampaignParams
-from tasks.shared.records import Target, Window
+from tasks.shared.records import Judgement, Outcome, Reason, Target, Window
 from tasks.shared.stops import GateFailed, PreconditionFailed
 from tests.conftest import LocalStack
 from tests.flows.drills import put_drill
@@ -140,3 +143,37 @@ def test_OR5_two_campaigns_of_one_target_do_not_run_side_by_side(criteria: Path,
     with pytest.raises(LeaseHeld, match="another"):
         run(given)
     held.release()
+
+
+def test_R1_a_rollout_hangs_up_its_timeline() -> None:
+    from flows import publish
+
+    decision = StepDecision(
+        step=0,
+        share=0.005,
+        at_s=1_796_083_200.0,
+        judgement=Judgement(
+            outcome=Outcome.FAIL, reasons=(Reason(rule="error_rate", outcome=Outcome.FAIL, text="errors tenfold"),)
+        ),
+        action="roll_back",
+        smallest_excludable_harm="a tenfold error rate",
+    )
+    verdict = CanaryVerdict(
+        rollout_id=f"r-{uuid.uuid4().hex[:8]}",
+        target=Target(model="m", pool="p"),
+        judgement=decision.judgement,
+        phase=Phase.ROLLED_BACK,
+        decisions=(decision,),
+    )
+
+    @flow
+    def hang_up() -> None:
+        publish.canary(verdict)
+
+    hang_up()
+    with get_client(sync_client=True) as client:
+        wanted = {"artifacts": {"key": {"any_": [f"{verdict.rollout_id}-canary"]}}}
+        (found,) = client.request("POST", "/artifacts/filter", json=wanted).json()
+    assert found["description"] == "Canary timeline: rolled back"
+    for words in ("2026-12-01 00:00:00", "0.5%", "roll_back", "errors tenfold", "a tenfold error rate"):
+        assert words in found["data"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
 from infra.bench.stacks import CpuProfile
@@ -67,8 +68,8 @@ def timing(config: ServingConfig) -> StubTiming:
     args = config.args
     limit = int(args["max_model_len"])
     return StubTiming(
-        first_token_s=0.03 if args["enable_prefix_caching"] else 0.08,
-        token_gap_s=0.005,
+        first_token_s=0.06 if args["enable_prefix_caching"] else 0.16,
+        token_gap_s=0.01,
         slots=int(args["max_num_seqs"]),
         reject_prompts_from_tokens=limit - 20,
     )
@@ -93,7 +94,10 @@ def production(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.baseline.steps.production_metrics", lambda *_: metrics)
     seen = {**DEMO, ids.MAX_NUM_SEQS: 2, ids.RUNNING_MAX: 2, ids.WAITING_AVG: 3, ids.MAX_MODEL_LEN: 512}
     monkeypatch.setattr("tasks.sandbox.profile.profile_cpu_side", lambda *_: CpuProfile.unknown("stubs have no stacks"))
-    monkeypatch.setattr("tasks.bottleneck.steps.collect_evidence", lambda *_, **__: pack(seen))
+    monkeypatch.setattr(
+        "tasks.bottleneck.steps.collect_evidence",
+        lambda campaign, *_, **__: pack(seen).model_copy(update={"campaign": campaign}),
+    )
     monkeypatch.setattr("tasks.sandbox.profile.profile_cpu_side", lambda *_: None)
 
 
@@ -108,7 +112,7 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
     criteria = tmp_path / "criteria.md"
     text = (ROOT / "docs" / "perf-baseline-demo.md").read_text()
     text = text.replace("workloads: []", "workloads: [short_prompts, long_prompts]")
-    criteria.write_text(text.replace("min_closed_run_s: 8", "min_closed_run_s: 1.5"))
+    criteria.write_text(text.replace("min_closed_run_s: 8", "min_closed_run_s: 3"))
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     name = uuid.uuid4().hex[:8]
@@ -150,6 +154,14 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
 def backwards(plan: RolloutPlan) -> RolloutPlan:
     """Its last step first."""
     return plan.model_copy(update={"steps": plan.steps[::-1]})
+
+
+def artifacts_of(campaign: str) -> dict[str, str]:
+    """What a person finds in the UI: key without the campaign's name to content, the newest of each."""
+    newest_first = {"sort": "CREATED_DESC", "artifacts": {"key": {"like_": f"{campaign}%"}}, "limit": 200}
+    with get_client(sync_client=True) as client:
+        found = client.request("POST", "/artifacts/filter", json=newest_first).json()
+    return {a["key"].removeprefix(f"{campaign}-"): str(a["data"]) for a in reversed(found)}
 
 
 def ledger(store: ObjectStore, target: Target) -> list[LedgerEntry]:
@@ -204,6 +216,17 @@ def test_OR1_OR2_a_killed_campaign_resumes_and_ends_in_a_plan_that_waits(
     gain = held_out.comparison("throughput_per_gpu")
     assert gain is not None
     assert plan.expected_gain_pct == pytest.approx((gain.change_pct or 0) - 2.5)
+
+    seen = artifacts_of(given.campaign)
+    assert {"baseline", "bottleneck", "hypotheses", "trials"} <= set(seen)
+    gates = [key for key in seen if key.startswith("gate-")]
+    assert len(gates) >= 6, gates
+    assert all("True" in seen[key] for key in gates), "a gate that passed says so"
+    assert "95 % interval" in seen["trials"]
+    assert "max_model_len" in seen["trials"]
+    assert "spread" in seen["baseline"]
+    assert "Requests waiting:" in seen["bottleneck"]
+    assert "worst case" in seen["hypotheses"]
 
     entries = ledger(store, given.target)
     trials = [e for e in entries if e.kind == "trial"]

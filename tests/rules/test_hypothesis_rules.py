@@ -19,8 +19,8 @@ from tasks.hypothesis.knobs import CatalogueView, KnobFacts, allowed_range, norm
 from tasks.hypothesis.memory import adoption_in_force, remembered
 from tasks.hypothesis.playbook import parse_playbook
 from tasks.hypothesis.proposals import Proposal, SearchRules, admit
-from tasks.hypothesis.records import Hypothesis, IdeaIdentity, RefusedIdea, RejectedIdea
-from tasks.hypothesis.rules import combine_optimiser, is_exploring, propose, select
+from tasks.hypothesis.records import Hypotheses, Hypothesis, IdeaIdentity, RefusedIdea, RejectedIdea
+from tasks.hypothesis.rules import combine_optimiser, is_exploring, only_if_it_pays, propose, select
 from tasks.shared.records import KnobLimit, LedgerEntry, Outcome, Target
 from tests.rules.serving_configs import serving_config
 
@@ -416,6 +416,31 @@ def test_H3_the_ledger_remembers_measured_single_knob_rejections():
     ]
     (idea,) = remembered(entries)
     assert admit(proposal(), rules(history=[idea])).rule == "H3 rejected before"
+
+
+@pytest.mark.parametrize(
+    ("expected", "measured"),
+    [
+        ((4.0, 5.0), 0),
+        ((9.9,), 0),
+        ((-5.0, 12.0), 0),
+        ((10.0,), 1),
+        ((6.0, 5.0), 2),
+        ((30.0,), 1),
+        ((2.0, None), 2),
+        ((None,), 1),
+    ],
+)
+def test_A4_ideas_that_promise_too_little_together_are_not_measured(expected, measured):
+    knobs = [("max_num_seqs", 300), ("enable_prefix_caching", True)]
+    kept, _ = select(
+        [proposal(*knob, expected_change_pct=e) for knob, e in zip(knobs, expected, strict=False)], rules(), 5
+    )
+    assert len(kept) == len(expected)
+    found = only_if_it_pays(Hypotheses(campaign="c", hypotheses=tuple(kept)))
+    assert len(found.hypotheses) == measured
+    assert len(found.refused) == len(expected) - measured
+    assert all("does not pay" in r.text for r in found.refused)
 
 
 def test_AG6_refusals_of_one_round_are_bounded():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deployments.environment import embedded_settings
 from infra.lease import Lease
+from infra.metrics.reader import MetricsReader
 from infra.store import ObjectStore
 from infra.traffic.switch import EnvoySwitch
 from tasks.canary.storage import lease_name
@@ -41,6 +42,17 @@ def test_R7_the_runbook_s_guardian_takes_a_lost_canary_to_weight_0(
         while switch.weight() > 0 and time.monotonic() < deadline and guardian.poll() is None:
             time.sleep(0.1)
         assert switch.weight() == 0
+        prometheus = MetricsReader(stack.addresses.prometheus, 5.0)
+        query = f'ratchet_guardian_zeroes_total{{job="ratchet",target="{target.key}"}} > 0'
+        while not prometheus.instant(query, time.time()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert prometheus.instant(query, time.time())
+        lease = f'ratchet_rollout_lease{{target="{target.key}",ratchet_rollout_lease="expired"}}'
+        assert prometheus.instant(lease, time.time())[0].value == 1
     finally:
         guardian.terminate()
         guardian.wait(10)
+    assert guardian.returncode == 0
+    assert not list(stack.paths.targets_dir.glob("ratchet-guardian_*.json")) or all(
+        file.read_text() == "[]" for file in stack.paths.targets_dir.glob("ratchet-guardian_*.json")
+    ), "Prometheus goes on asking a guardian that has ended"

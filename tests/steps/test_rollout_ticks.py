@@ -140,6 +140,17 @@ def test_S1_a_no_an_expired_yes_and_a_yes_to_something_else_refuse(
     assert case.fleet.calls == []
 
 
+def test_R3_what_a_killed_drill_left_on_the_switch_is_taken_back_before_a_canary_starts(
+    store: ObjectStore, switch: EnvoySwitch, stubs: dict[str, int]
+) -> None:
+    case = Case(store, switch, stubs)
+    switch.set_endpoint("canary", "127.0.0.1", stubs["stable"])
+    switch.set_weight(0.5)
+    case.approve()
+    assert case.tick().phase is Phase.DEPLOYING
+    assert switch.weight() == 0.0
+
+
 def test_R7_a_rollout_goes_on_in_another_process_from_its_written_state(
     store: ObjectStore,
     switch: EnvoySwitch,
