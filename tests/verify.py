@@ -48,7 +48,7 @@ ITEMS: dict[str, Callable[[], dict[str, Any]]] = {
     "demo-2": lambda: demo(2),
     "demo-3": lambda: demo(3),
     "killed-early": lambda: killed([STABLE_SERVES], 300, is_engine),
-    "killed-in-the-campaign": lambda: killed(["A/A ", "single "], 900, is_engine),
+    "killed-in-the-campaign": lambda: killed(["A/A baseline recorded"], 900, is_engine),
     "killed-in-the-rollout": killed_in_the_rollout,
     "prefect-deployments": prefect_deployments,
 }

@@ -1,9 +1,10 @@
 """What the proxy in front of the fleet counted, per arm.
 
 A stream that breaks after its first byte is a 200 here, so these counts are one part of the error rate; the
-engine's own finish reasons are the other. A reset before any answer is counted by Envoy as a reset and as a
-503. Resets by Envoy itself (`tx`) are clients that went away, which the engine calls an abort, and time-outs, which
-are 504: only the engine's own (`rx`) are counted as failures beside those.
+engine's own finish reasons are the other. What Envoy counts of streams that break was measured on Envoy 1.40: towards
+HTTP/1.1 (vLLM) a stream that the engine's side cuts is a connection destroyed by the remote with an active request and
+no `rq_rx_reset`, which counts HTTP/2 streams alone; a client that goes away destroys it locally, and the engine calls
+that an abort. A cut before any answer is a 503 too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 from infra.metrics.histograms import quantile
 from infra.metrics.increases import MIN_SCRAPES, counter_increases
 from infra.metrics.reader import MetricsReader, Selector
-from infra.metrics.sums import guarded, summed_buckets
+from infra.metrics.sums import error_total, guarded, summed_buckets
 from infra.metrics.window import MetricsWindow
 from infra.readings import Reading
 
 TOTAL = "envoy_cluster_upstream_rq_total"
 BY_CLASS = "envoy_cluster_upstream_rq_xx"
-BROKEN = "envoy_cluster_upstream_rq_rx_reset"
+BROKEN = ("envoy_cluster_upstream_cx_destroy_remote_with_active_rq", "envoy_cluster_upstream_rq_rx_reset")
 TIME = "envoy_cluster_upstream_rq_time"
 
 
@@ -84,7 +85,7 @@ class EnvoyWindow:
 
     def broken(self) -> Reading:
         """Requests whose connection the engine's side closed before the end of the answer."""
-        return self._increase(BROKEN)
+        return error_total([self._increase(name) for name in BROKEN])
 
     def time_quantile(self, q: float) -> Reading:
         """Quantile of the time to the end of the response, ms. Moves only with Envoy's stats flush."""

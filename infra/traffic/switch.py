@@ -359,7 +359,9 @@ def _counters(cluster: str, stats: Mapping[str, str]) -> ClusterCounters:
         rq_2xx=count("rq_2xx"),
         rq_4xx=count("rq_4xx"),
         rq_5xx=count("rq_5xx"),
-        resets=count("rq_rx_reset", "rq_tx_reset"),
+        resets=count(  # towards HTTP/1.1 a broken stream is a connection destroyed with an active request
+            "cx_destroy_remote_with_active_rq", "cx_destroy_local_with_active_rq", "rq_rx_reset", "rq_tx_reset"
+        ),
         connect_failures=count("cx_connect_fail"),
         none_healthy=count("cx_none_healthy"),
         active=count("rq_active"),

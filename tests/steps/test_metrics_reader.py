@@ -167,8 +167,8 @@ def made_up_past():
     )
     at = {"job": "envoy", "instance": "e:1", "envoy_cluster_name": "fleet"}
     past.add("envoy_cluster_upstream_rq_total", at, [(t, 130 * t // 60) for t in range(0, 61, 5)], "counter")
-    past.add("envoy_cluster_upstream_rq_rx_reset", at, [(t, t // 12) for t in range(0, 61, 5)])
-    past.add("envoy_cluster_upstream_rq_tx_reset", at, flat(0))
+    past.add("envoy_cluster_upstream_cx_destroy_remote_with_active_rq", at, [(t, t // 12) for t in range(0, 61, 5)])
+    past.add("envoy_cluster_upstream_cx_destroy_local_with_active_rq", at, [(t, t // 5) for t in range(0, 61, 5)])
     past.add(
         "envoy_cluster_upstream_rq_xx", {**at, "envoy_response_code_class": "5"}, [(t, t // 2) for t in range(0, 61, 5)]
     )
