@@ -26,7 +26,7 @@ class RolloutParams(Record):
     verify_window: Window | None = Field(default=None, description="production window after the promotion")
 
 
-@flow(name="rollout-tick", flow_run_name="rollout {params.plan_key}", validate_parameters=False)
+@flow(name="rollout-tick", flow_run_name="rollout {params.plan_key}")
 def run_rollout(params: RolloutParams) -> RolloutState:
     """One tick (read, judge, act, read back), or in `follow` mode all ticks until the rollout needs something
     from outside: a person's approval, or production's window after the promotion."""

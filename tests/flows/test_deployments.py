@@ -115,15 +115,7 @@ def test_A2_parameters_are_known_to_the_server_before_a_worker_runs(
     assert found.pull_steps and "set_working_directory" in next(iter(found.pull_steps[0]))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="flows/canary.py turns validation off", strict=False))
-        if name.startswith("rollout")
-        else name
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_deployment_hands_over_as_JSON_reaches_the_flow_as_its_record(
     deployed: dict[str, DeploymentResponse], name: str
 ) -> None:
