@@ -8,6 +8,7 @@ INCONCLUSIVE.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tasks.shared.records import GuardMetric, Outcome, PrimaryMetric, Reading, Reason
@@ -32,7 +33,9 @@ def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, fl
     if missing is not None:
         return missing
     relative, absolute = change(baseline, candidate, absolute_floor=guard.absolute_floor)
-    assert absolute is not None  # both readings are known
+    if absolute is None:  # both are known, and their difference is no finite number
+        text = f"{guard.name} is {candidate.text()} against {baseline.text()}: no difference can be taken"
+        return Reason(rule=guard.name, outcome=Outcome.NO_DATA, text=text)
     sign = 1.0 if guard.direction == "lower" else -1.0
     both = f"{candidate.text()} against {baseline.text()}"
     if guard.max_increase_abs is not None:
@@ -53,7 +56,7 @@ def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, fl
 
 
 def _against_floor(worse: float, limit: float, floor_pct: float | None) -> tuple[Outcome, str]:
-    if floor_pct is None:
+    if floor_pct is None or math.isnan(floor_pct):
         if worse > limit + ROUNDING:
             return Outcome.FAIL, "; no A/A floor is known to excuse it"
         return Outcome.INCONCLUSIVE, "; no A/A floor is known, so nothing says how fine this reading is"
@@ -108,7 +111,7 @@ def judge_primary(
     text = f"{metric.name} is {both}: {relative:+.1f} %{interval}, target {metric.target_pct:+g} %"
     if better < target - ROUNDING:
         outcome = Outcome.FAIL
-    elif floor_pct is None:
+    elif floor_pct is None or math.isnan(floor_pct):
         outcome, text = Outcome.INCONCLUSIVE, f"{text}; no A/A floor is known"
     elif better <= floor_pct:
         outcome, text = Outcome.INCONCLUSIVE, f"{text}; inside the A/A floor of {floor_pct:.1f} %"
@@ -143,7 +146,7 @@ def beyond_floor(
     high_pct: float | None = None,
 ) -> int | None:
     """+1 better, -1 worse, 0 no change that can be told from noise; None when nothing is known."""
-    if change_pct is None or floor_pct is None:
+    if change_pct is None or floor_pct is None or math.isnan(floor_pct):
         return None
     if abs(change_pct) <= floor_pct + ROUNDING:
         return 0

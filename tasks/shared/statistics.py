@@ -56,7 +56,7 @@ def spread_pct(values: Sequence[float]) -> float | None:
 def change(baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0) -> tuple[float | None, float | None]:
     """How far the candidate lies from the baseline: (per cent, absolute in the reading's unit).
 
-    Both are None when either side is unknown. Where the baseline is at or below `absolute_floor` there is no
+    Both are None when either side is unknown, or their difference is no finite number. Where the baseline is at or below `absolute_floor` there is no
     denominator: the percentage is 0 when the candidate is also there, and None when it is not (case OB1).
 
     Raises:
@@ -67,6 +67,8 @@ def change(baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0
     if baseline.unit and candidate.unit and baseline.unit != candidate.unit:
         raise BadInput(f"a baseline in {baseline.unit} cannot be compared with a candidate in {candidate.unit}")
     absolute = candidate.value - baseline.value
+    if not math.isfinite(absolute):
+        return None, None
     floor = max(absolute_floor, NEAR_ZERO)
     if abs(baseline.value) <= floor:
         return (0.0 if abs(candidate.value) <= floor else None), absolute

@@ -1,5 +1,6 @@
 """Stage 4's rules on one trial as decision tables: does it pass, what became of it."""
 
+import math
 from typing import get_args
 
 import pytest
@@ -13,8 +14,9 @@ from tasks.sandbox.rules import (
     judge_single,
     judge_trial,
 )
+from tasks.shared.limits import beyond_floor, judge_guard, judge_primary
 from tasks.shared.outcomes import judgement
-from tasks.shared.records import Outcome, OutcomeClass
+from tasks.shared.records import GuardMetric, Outcome, OutcomeClass, PrimaryMetric
 from tests.rules.trial_records import (
     PRODUCTION,
     comparison,
@@ -138,6 +140,21 @@ def test_B4_a_target_reached_inside_the_noise_is_not_reached(expected, floor, lo
 def test_OB1_zero_to_positive_on_a_relative_guard_is_a_violation(expected, before, after):
     rest = [c for c in comparisons(throughput_per_gpu=122) if c.metric != "ttft_p99"]
     assert judge_trial([*rest, comparison("ttft_p99", before, after)], PRODUCTION).outcome is expected
+
+
+def test_OB1_a_floor_that_is_no_number_proves_nothing():
+    metric = PrimaryMetric(name="throughput_per_gpu", direction="higher", target_pct=5)
+    one, two = Reading.of(100, "tok/s"), Reading.of(110, "tok/s")
+    assert judge_primary(metric, one, two, floor_pct=math.nan).outcome is Outcome.INCONCLUSIVE
+    guard = GuardMetric(name="p99_latency", max_increase_pct=5)
+    assert judge_guard(guard, one, one, floor_pct=math.nan).outcome is Outcome.INCONCLUSIVE
+    assert beyond_floor("higher", 10.0, math.nan) is None
+
+
+def test_OB1_a_difference_that_overflows_is_no_data():
+    guard = GuardMetric(name="p99_latency", max_increase_pct=5)
+    judged = judge_guard(guard, Reading.of(-1e308, "ms"), Reading.of(1e308, "ms"), floor_pct=0.0)
+    assert judged.outcome is Outcome.NO_DATA
 
 
 def test_OB1_error_rate_from_zero_to_two_per_cent_is_a_violation():

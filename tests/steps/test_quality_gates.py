@@ -65,8 +65,23 @@ def test_DQ1_an_empty_suite_fails():
 def test_DQ1_a_misspelt_column_fails_with_its_name():
     found = run(pd.DataFrame({"x": [1]}), [between("typo", 0, 5)])
     assert not found.passed
-    assert "raised" in found.failures[0]
-    assert "typo" in found.failures[0]
+    assert found.failures[0] == "no column typo; there are x"
+    assert "raised" in found.failures[1]
+
+
+def test_DQ1_a_column_in_another_case_fails_with_its_name():
+    found = run(pd.DataFrame({"x": [1]}), [filled("x"), unique("X")])
+    assert "no column X; there are x" in found.failures
+
+
+def test_DQ1_no_row_passes_nothing_whatever_was_asked():
+    found = run_suite(pd.DataFrame({"x": []}), [filled("typo")], name="t", min_rows=0)
+    assert found.failures == ("0 rows, 1 are needed",)
+
+
+def test_DQ1_an_infinite_number_is_in_no_range():
+    found = run(pd.DataFrame({"x": [1.0, float("inf")]}), [filled("x"), between("x", 0, None)])
+    assert found.failures == ("1 values of x are infinite",)
 
 
 def test_DQ1_text_among_numbers_fails_with_the_reason():
