@@ -56,8 +56,9 @@ def spread_pct(values: Sequence[float]) -> float | None:
 def change(baseline: Reading, candidate: Reading, *, absolute_floor: float = 0.0) -> tuple[float | None, float | None]:
     """How far the candidate lies from the baseline: (per cent, absolute in the reading's unit).
 
-    Both are None when either side is unknown, or their difference is no finite number. Where the baseline is at or below `absolute_floor` there is no
-    denominator: the percentage is 0 when the candidate is also there, and None when it is not (case OB1).
+    Both are None when either side is unknown, or their difference is no finite number. Where the baseline is at or
+    below `absolute_floor` there is no denominator: the percentage is 0 when the candidate is also there, and None when
+    it is not (case OB1).
 
     Raises:
         BadInput: the two sides are in different units.
