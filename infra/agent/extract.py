@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import NoReturn
 
@@ -17,6 +18,13 @@ class NotOneObjectError(RatchetError):
 
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
 
 
 def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -36,8 +44,8 @@ def single_object(text: str) -> dict[str, object]:
     Raises:
         NotOneObjectError: no object, two different ones, or one that is broken; names which.
     """
-    decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_no_repeats)
-    found: list[dict[str, object]] = []
+    decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats)
+    found: dict[str, dict[str, object]] = {}  # by their text: to Python 1 and true are the same
     at = 0
     while begins := _BEGINS_OBJECT.search(text, at):
         try:
@@ -46,10 +54,9 @@ def single_object(text: str) -> dict[str, object]:
             raise NotOneObjectError(f"the answer's JSON object cannot be read: {fault}") from None
         except RecursionError:
             raise NotOneObjectError("the answer's JSON object is nested too deeply") from None
-        if value not in found:
-            found.append(value)
+        found.setdefault(json.dumps(value, sort_keys=True), value)
     if not found:
         raise NotOneObjectError("the answer holds no JSON object")
     if len(found) > 1:
         raise NotOneObjectError(f"the answer holds {len(found)} different JSON objects; exactly one is wanted")
-    return found[0]
+    return next(iter(found.values()))

@@ -17,6 +17,7 @@ OutcomeKind = Literal[
     "engine_dead",
     "start_timeout",
     "port_taken",
+    "ended",
     "other",
 ]
 
@@ -24,10 +25,13 @@ LINES_KEPT = 30
 LINE_WIDTH = 500
 USAGE_EXIT = 2
 KILLED = (-9, 137)
+ENDED = (0, -15, 143)
+"""Asked to end, or ended by itself: under load that is somebody's doing, and no fault of the configuration."""
 
 # Memory failures come under many names; the last four are vLLM's own and do not say OOM.
 MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
+    r"OutOfMemory(?:Error)?\b|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
+    r"|out of memory|can't allocate memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
     r"|not enough memory|No available memory for the cache blocks"
     r"|is less than (?:requested memory for kv|desired (?:CPU|GPU) memory utilization)"
     r"|larger than the (?:available|maximum number of tokens that can be stored in) KV cache",
@@ -35,7 +39,16 @@ MEMORY = re.compile(
 )
 ADDRESS = re.compile(r"Address already in use|EADDRINUSE", re.IGNORECASE)
 USAGE = re.compile(r"^usage: |error: (?:unrecognized arguments|argument |ambiguous option|the following)", re.MULTILINE)
-CONFIGURATION = re.compile(r"\b(?:ValidationError|ValueError|NotImplementedError|AssertionError|KeyError|TypeError)\b")
+CONFIGURATION = re.compile(  # the exception that ends a traceback, not its name inside other text
+    r"(?:^|[\]):] )(?:\w+\.)*(?:ValidationError|ValueError|NotImplementedError|AssertionError|KeyError|TypeError)\b",
+    re.MULTILINE,
+)
+NETWORK = re.compile(
+    r"\b(?:ConnectionError|MaxRetryError|ConnectTimeout|NameResolutionError|LocalEntryNotFoundError)\b"
+)
+KERNEL = re.compile(r"Out of memory: Killed process|oom-kill|oom_reaper", re.IGNORECASE)
+ADVICE = re.compile(r"^\s*(?:\([^)]{1,80}\)\s*)?(?:DEBUG|INFO|WARNING)\b")
+"""A line of the log that reports or advises. What it names has not happened."""
 DEAD = re.compile(r"EngineDeadError|EngineCore encountered|Engine core (?:proc|initialization)", re.IGNORECASE)
 TELLING = re.compile(r"(?:\w*(?:Error|Exception)\b: .+|error: .+|Killed|out of memory.*)")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -63,7 +76,9 @@ class Outcome(BaseModel):
         return f"{self.kind} during {self.phase}{code}: {self.detail}"
 
 
-def classify_exit(exit_code: int | None, log_tail: str, phase: Phase) -> Outcome:
+def classify_exit(  # noqa: PLR0911 - one return a kind
+    exit_code: int | None, log_tail: str, phase: Phase
+) -> Outcome:
     """The outcome of an engine that ended (or, with exit code None, that was given up).
 
     Args:
@@ -77,18 +92,25 @@ def classify_exit(exit_code: int | None, log_tail: str, phase: Phase) -> Outcome
     def outcome(kind: OutcomeKind, pattern: re.Pattern[str] | None = None) -> Outcome:
         return Outcome(kind=kind, phase=phase, exit_code=exit_code, detail=_telling(lines, pattern), last_lines=lines)
 
-    if MEMORY.search(log_tail):
+    happened = "\n".join(line for line in log_tail.splitlines() if not ADVICE.match(line))
+    if exit_code in KILLED and KERNEL.search(happened):
+        return outcome("host_kill", KERNEL)
+    if MEMORY.search(happened):
         return outcome("oom_start" if phase == "start" else "oom_load", MEMORY)
     if exit_code in KILLED:
         return outcome("host_kill")
     if phase == "load":
-        dead = DEAD.search(log_tail) is not None or exit_code is not None
+        if exit_code in ENDED and not DEAD.search(happened):
+            return outcome("ended")
+        dead = DEAD.search(happened) is not None or exit_code is not None
         return outcome("engine_dead" if dead else "other")
     if exit_code is None:
         return outcome("start_timeout")
-    if ADDRESS.search(log_tail):
+    if ADDRESS.search(happened):
         return outcome("port_taken", ADDRESS)
-    if (exit_code == USAGE_EXIT and USAGE.search(log_tail)) or CONFIGURATION.search(log_tail):
+    if NETWORK.search(happened):
+        return outcome("not_started", NETWORK)
+    if (exit_code == USAGE_EXIT and USAGE.search(happened)) or CONFIGURATION.search(happened):
         return outcome("invalid_config", CONFIGURATION if exit_code != USAGE_EXIT else None)
     return outcome("not_started")
 

@@ -110,7 +110,7 @@ async def stream_request(
     except asyncio.CancelledError:
         observation.status, observation.error = "cut", "the replay was stopped"
         raise
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except Exception as error:  # whatever a server or the network can cause is this request's result
         _broken(observation, stream, error)
     finally:
         observation.end_s = clock()
@@ -138,10 +138,10 @@ def _settle(
     observation.chunk_times_s = stream.chunk_times_s
     observation.text = stream.text
     observation.prompt_tokens = stream.prompt_tokens
-    observation.output_tokens = stream.completion_tokens
+    observation.output_tokens = stream.counted_tokens
     if observation.chunk_times_s or observation.status == "ok":
         observation.text_sha256 = stream.text_sha256
-        if stream.completion_tokens is None:
+        if stream.counted_tokens is None:
             observation.tokens_estimated = True
             observation.output_tokens = stream.estimated_output_tokens(forced_tokens)
         if stream.prompt_tokens is None:

@@ -27,6 +27,7 @@ class CompletionStream:
         self.cached_tokens: int | None = None
         self._line = b""
         self._data: list[bytes] = []
+        self._kind = b""
         self._pieces: list[str] = []
         self._token_times: list[float] = []  # chunks that carry text
         self._all_times: list[float] = []  # those, and empty deltas that may stand for an unprintable token
@@ -41,6 +42,8 @@ class CompletionStream:
                 self._event(now_s)
             elif stripped.startswith(b"data:"):
                 self._data.append(stripped[5:].removeprefix(b" "))
+            elif stripped.startswith(b"event:"):
+                self._kind = stripped[6:].strip()
 
     def close(self, now_s: float) -> None:
         """The body has ended; an event without its blank line still counts."""
@@ -84,6 +87,11 @@ class CompletionStream:
             return "no_tokens", "the stream held no token"
         return "ok", None
 
+    @property
+    def counted_tokens(self) -> int | None:
+        """Output tokens by the server's usage; None where it gave none, or counted none of the text that it sent."""
+        return None if self.completion_tokens == 0 and self._token_times else self.completion_tokens
+
     def estimated_output_tokens(self, forced_tokens: int | None) -> int:
         """Output tokens where the server gave no usage: an estimate, to be marked as one.
 
@@ -95,6 +103,7 @@ class CompletionStream:
         return max(len(self._token_times), round(len(self.text) / 4))
 
     def _event(self, now_s: float) -> None:
+        kind, self._kind = self._kind, b""
         if not self._data:
             return
         payload = b"\n".join(self._data)
@@ -104,24 +113,35 @@ class CompletionStream:
             return
         try:
             body = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = self.error or f"an event that is not JSON: {payload[:80]!r}"
             return
         if not isinstance(body, dict):
             self.error = self.error or f"an event that is no object: {payload[:80]!r}"
             return
-        if body.get("error") or body.get("object") == "error":
+        if kind == b"error" or _is_error(body):
             self.error = self.error or _error_text(body)
             return
         self._usage(body.get("usage"))
-        for choice in body.get("choices") or ():
-            self._choice(choice, now_s)
+        choices = body.get("choices")
+        try:
+            for choice in () if choices is None else choices:
+                self._choice(choice, now_s)
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            self.error = self.error or f"an event of another form: {payload[:80]!r}"
 
     def _choice(self, choice: dict[str, Any], now_s: float) -> None:
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if _is_error(choice):
+            self.error = self.error or _error_text(choice)
+        finish = choice.get("finish_reason")
+        if finish is not None and not isinstance(finish, str):
+            raise TypeError("finish_reason is no text")
+        self.finish_reason = finish or self.finish_reason
         delta = choice.get("delta")
         if delta is None:
             text, silent = choice.get("text") or "", choice.get("text") == ""
+            if not isinstance(text, str):
+                raise TypeError("text is no text")
         else:
             text = "".join(delta.get(key) or "" for key in ("reasoning", "reasoning_content", "content"))
             if delta.get("tool_calls"):
@@ -145,7 +165,13 @@ class CompletionStream:
 
 
 def _whole(value: object, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+
+
+def _is_error(body: dict[str, Any]) -> bool:
+    return body.get("error") not in (None, "", False) or body.get("object") == "error" or body.get("type") == "error"
 
 
 def _error_text(body: dict[str, Any]) -> str:

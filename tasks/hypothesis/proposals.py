@@ -112,9 +112,13 @@ def admit(proposal: Proposal, rules: SearchRules) -> Hypothesis | RefusedIdea:
         model=rules.model,
         workload=rules.workload,
     )
-    old = rejected_before(identity, facts, rules.history)
+    old = rejected_before(identity, facts, rules.history, rules.view.canonical)
     under_it = identity.model_copy(update={"interacts_with": rules.interacts_with})
-    retest = rules.interacts_with if old and not rejected_before(under_it, facts, rules.history) else ""
+    retest = (
+        rules.interacts_with
+        if old and not rejected_before(under_it, facts, rules.history, rules.view.canonical)
+        else ""
+    )
     objection = _objection(facts, now, value, rules, None if retest else old)
     return _refused(proposal, *objection) if objection else _hypothesis(proposal, facts, now, value, rules, retest)
 
@@ -158,7 +162,12 @@ def _within_limits(proposal: Proposal, facts: KnobFacts, rules: SearchRules) -> 
     return value
 
 
-def rejected_before(identity: IdeaIdentity, facts: KnobFacts, history: Sequence[RejectedIdea]) -> RejectedIdea | None:
+def rejected_before(
+    identity: IdeaIdentity,
+    facts: KnobFacts,
+    history: Sequence[RejectedIdea],
+    canonical: Callable[[str], str | None],
+) -> RejectedIdea | None:
     """The newest remembered rejection of the same idea; None when it may be tried.
 
     Same are equal values and values within the knob's step, of the same engine, model and workload. Naming an
@@ -172,7 +181,7 @@ def rejected_before(identity: IdeaIdentity, facts: KnobFacts, history: Sequence[
             identity.workload,
         ):
             continue
-        if told.knob.lower().lstrip("-").replace("-", "_") != identity.knob:
+        if canonical(told.knob) != identity.knob:
             continue
         if identity.interacts_with and told.interacts_with != identity.interacts_with:
             continue

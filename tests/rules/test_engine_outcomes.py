@@ -12,6 +12,10 @@ HOST_MEMORY = (
     "ValueError: Available memory on node 0 (1.0/2.0 GiB) on kv cache allocation is less than requested memory "
     "for kv (4.0 GiB)."
 )
+ADVICE = (
+    "INFO 12-03 10:00:00 [x.py:1] CUDA graphs can take additional memory. If you are running out of memory, consider "
+    "decreasing gpu_memory_utilization.\n"
+)
 USAGE = "usage: api_server.py\napi_server.py: error: unrecognized arguments: --swap-space 8"
 
 
@@ -35,6 +39,25 @@ USAGE = "usage: api_server.py\napi_server.py: error: unrecognized arguments: --s
         ("start_timeout", None, "INFO loading weights", "start"),
         ("port_taken", 1, "OSError: [Errno 98] Address already in use", "start"),
         ("other", None, "INFO serving", "load"),
+        ("port_taken", 1, ADVICE + "OSError: [Errno 98] Address already in use", "start"),
+        ("invalid_config", 2, ADVICE + USAGE, "start"),
+        ("host_kill", -9, ADVICE, "load"),
+        ("host_kill", -9, "(EngineCore pid=7) WARNING 12-03 out of memory soon", "load"),
+        ("host_kill", -9, "Out of memory: Killed process 123 (python)", "load"),
+        ("oom_load", 1, "RuntimeError: HIP error: hipErrorOutOfMemory", "load"),
+        ("oom_load", 1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "load"),
+        ("ended", -15, "INFO serving", "load"),
+        ("ended", 0, "INFO serving", "load"),
+        ("engine_dead", 0, "EngineDeadError: EngineCore encountered an issue.", "load"),
+        ("not_started", 1, "requests.exceptions.ConnectionError: hub\nKeyError: 'sha'", "start"),
+        (
+            "not_started",
+            1,
+            '{"error":"AssertionError"} request 5\nOSError: [Errno 28] No space left on device',
+            "start",
+        ),
+        ("invalid_config", 1, "(EngineCore pid=7) ERROR 12-03 [core.py:1] ValueError: block_size 7", "start"),
+        ("invalid_config", 1, "pydantic_core._pydantic_core.ValidationError: 1 error", "start"),
     ],
 )
 def test_EN6_each_ending_has_its_own_class(expected, exit_code, log, phase):

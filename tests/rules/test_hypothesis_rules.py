@@ -352,6 +352,11 @@ def test_H3_an_adoption_allows_one_retest_that_names_it():
     assert admit(proposal(), spent).rule == "H3 rejected before"
 
 
+@pytest.mark.parametrize("spelling", ["concurrency slots", "--max-num-seqs", "Max_Num_Seqs", "concurrency_slots"])
+def test_AG6_a_rejection_is_understood_in_any_spelling(spelling):
+    assert admit(proposal(), rules(history=[rejected(knob=spelling)])).rule == "H3 rejected before"
+
+
 def test_H3_an_adoption_allows_one_retest_a_round():
     old = [rejected(), rejected(knob="max_num_batched_tokens", value=2560)]
     moves = [proposal(), proposal("max_num_batched_tokens", 2560)]

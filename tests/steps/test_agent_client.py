@@ -220,6 +220,66 @@ def test_AG5_secrets_and_personal_data_are_stripped(secret):
     assert secret not in stripped(f"before {secret} after")
 
 
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("OPENAI_API_KEY=abcdefgh123456", "abcdefgh123456"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI", "wJalrXUtnFEMI"),
+        ("HF_TOKEN=hf_abcdefghijklmnop", "abcdefghijklmnop"),
+        ("DB_PASSWORD=hunter22", "hunter22"),
+        ("secret_key: s3cr3tvalue99", "s3cr3tvalue99"),
+        ("access_token=abc123def456", "abc123def456"),
+        ('"api_key": "s3cr3tvalue99"', "s3cr3tvalue99"),
+        ('"password":"hunter22"', "hunter22"),
+        ("{'token': 'abcd1234efgh'}", "abcd1234efgh"),
+        ("hf_abcdefghijklmnopqrst", "abcdefghijkl"),
+        ("github_pat_11ABCDEFG0abcdefghij", "11ABCDEFG0"),
+        ("AIzaSyA1234567890abcdefghijklmnopqrstuv", "1234567890"),
+        ("postgres://bob:hunter22@db:5432/x", "hunter22"),
+        ("passphrase: hunter22", "hunter22"),
+        ("sk-\u200bproj-abcdefgh12345678", "abcdefgh12345678"),
+        ("tel. 030/12345678", "12345678"),
+    ],
+)
+def test_AG5_a_secret_by_its_name_or_its_form_is_stripped(text, secret):
+    assert secret not in stripped(f"before {text} after")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=2048",
+        "prompt_tokens: 128",
+        "num_tokens=5000",
+        "generation_tokens_total 17",
+        "token_gap_s=0.005",
+        '"completion_tokens": 1200',
+        "key=value pairs",
+        "prefix_cache_hits=3000",
+        "tokenizer: SmolLM2",
+        "first_token: 1234 ms",
+    ],
+)
+def test_AG5_what_an_engine_says_of_tokens_stays(text):
+    assert stripped(text) == text
+
+
+@pytest.mark.parametrize("unit", ["a", "=", "a-", "1 ", "a.", "token=", '"', "://a:"])
+def test_AG5_stripping_takes_time_in_proportion_to_the_text(unit):
+    stripped(unit * (100_000 // len(unit)))
+
+
+def test_AG5_a_nonce_hidden_in_itself_is_removed_too():
+    block = delimited("log", NONCE[:8] + NONCE + NONCE[8:], NONCE)
+    assert block.count(NONCE) == 2  # the markers
+
+
+@pytest.mark.parametrize("text", ['{"a":1} {"a":true}', '{"a":1} {"a":1.5}', '{"a":1e999}', '{"a":-1e999}'])
+def test_AG1_what_differs_in_JSON_or_is_no_number_is_refused(text):
+    with pytest.raises(NotOneObjectError):
+        single_object(text)
+
+
 def test_H7_the_prompt_has_its_four_parts():
     user = prompt(question(), NONCE)[1]
     assert [line for line in user.splitlines() if line.startswith("# ")] == [
