@@ -86,6 +86,7 @@ def finish_draw(partial: PartialDraw) -> tuple[Sample, SampleManifest]:
     """The sample and its manifest from everything that was read. Raises as `draw_sample`."""
     plan = partial.plan
     _refuse_unreadable(partial)
+    partial.join_attempts()
     chosen, bounds = [], []
     for name, cell in partial.cells.items():
         taken, low, high = _choose(cell, plan, quota=name != THINNED)
@@ -138,6 +139,11 @@ def _refuse_unreadable(partial: PartialDraw) -> None:
         if not partial.outside_window
         else f"has {partial.outside_window} requests, none inside the window"
     )
+    if faults.damaged:
+        some = "; ".join(f"{name}: {why}" for name, why in list(faults.damaged.items())[:3])
+        what += f"; {len(faults.damaged)} are damaged, {some}"
+    if faults.first_bad:
+        what += f"; {faults.bad_lines} lines could not be read, the first: {faults.first_bad[0]}"
     raise EmptyPool(f"{plan.source}{_window_text(plan)} {what}", remedy="check the prefix and the window")
 
 

@@ -90,14 +90,18 @@ def read_logged(key: str, data: bytes, faults: LineFaults) -> Iterator[LoggedReq
     parse: Callable[[bytes], LoggedRequest] | None = None
     for number, line in enumerate(read_lines(data, damage), start=1):
         if parse is None:
-            parse = _csv_parser(line)
+            try:
+                parse = _csv_parser(line)
+            except (ValueError, csv.Error) as error:
+                damage(f"its first line is no text of a log (UTF-8, plain or in gzip or zstd frames): {error}")
+                return
             if parse is not None:
                 continue  # the header is no request
             parse = _parse_json
         faults.lines += 1
         try:
             request = parse(line)
-        except (ValueError, TypeError, KeyError, OverflowError, BadInput) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, csv.Error, BadInput) as error:
             faults.bad(f"{key}, line {number}", str(error) or type(error).__name__)
             continue
         yield request
@@ -110,15 +114,15 @@ def from_mapping(row: Mapping[str, Any]) -> LoggedRequest:
     """
     messages = row.get("messages")
     if isinstance(messages, str):
-        messages = json.loads(messages)
+        messages = _decoded(messages)
     if messages is not None and not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
         raise ValueError("messages is not a list of objects")
     blocks = row.get("block_ids") or row.get("hash_ids")
     if blocks is not None and not isinstance(blocks, list):
         raise ValueError("block ids are not a list")
     return LoggedRequest(
-        request_id=_identity(_first(row, "logical_id", "request_id", "id")),
-        conversation_id=_identity(_first(row, "conversation_id", "session_id", "x_conversation_id")),
+        request_id=_first_identity(row, "logical_id", "request_id", "id"),
+        conversation_id=_first_identity(row, "conversation_id", "session_id", "x_conversation_id"),
         t_s=_time(row),
         prompt_tokens=_count(_first(row, "prompt_tokens", "input_length")),
         output_tokens=_count(_first(row, "output_tokens", "completion_tokens", "output_length")),
@@ -139,15 +143,23 @@ def _from_parquet(key: str, data: bytes, faults: LineFaults) -> Iterator[LoggedR
         faults.lines += 1
         try:
             yield from_mapping(row)
-        except (ValueError, TypeError, BadInput) as error:
+        except (ValueError, TypeError, RecursionError, BadInput) as error:
             faults.bad(f"{key}, row {number}", str(error))
 
 
 def _parse_json(line: bytes) -> LoggedRequest:
-    row = json.loads(line)
+    row = _decoded(line.decode("utf-8"))
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     return from_mapping(row)
+
+
+def _decoded(text: str) -> Any:
+    """The JSON value. ValueError for none, and for half a character (`\\ud800`), which no file can hold."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _csv_parser(header: bytes) -> Callable[[bytes], LoggedRequest] | None:
@@ -188,6 +200,10 @@ def _cells(line: bytes) -> list[str]:
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _first_identity(row: Mapping[str, Any], *names: str) -> str | None:
+    return next((found for name in names if (found := _identity(row.get(name))) is not None), None)
 
 
 def _identity(value: object) -> str | None:

@@ -190,7 +190,7 @@ class PartialDraw:
         self.pool.add(
             unit,
             int.from_bytes(key[:8], "big"),
-            request.ok,
+            _rank(request),
             stratum,
             copies=1 if request.request_id is None else 0,
         )
@@ -199,6 +199,23 @@ class PartialDraw:
         cell = self.cells.get(stratum if stratum in self.plan.quotas else THINNED)
         if cell is not None:
             cell.put(unit, key, Attempts(request))
+
+    def join_attempts(self) -> None:
+        """Bring attempts of one request that lie in several cells together where the best one is. Attempts fall into
+        different cells when their prompt counts lie on both sides of a stratum's bound."""
+        homes: dict[tuple[int, bytes], str] = {}
+        for name, cell in self.cells.items():
+            for unit, requests in cell.units.items():
+                for key in list(requests):
+                    home = homes.setdefault((unit, key), name)
+                    if home == name:
+                        continue
+                    both = self.cells[home].units[unit].pop(key)
+                    both.add(requests.pop(key))
+                    stratum = self._stratum(both.best)
+                    homes[unit, key] = best = stratum if stratum in self.plan.quotas else THINNED
+                    if best in self.cells and self.cells[best].low <= unit < self.cells[best].high:
+                        self.cells[best].units.setdefault(unit, {})[key] = both
 
     def _stratum(self, request: LoggedRequest) -> str:
         tokens = request.prompt_tokens
@@ -220,10 +237,10 @@ def made_id(request: LoggedRequest) -> str:
     return f"made-{digest.hexdigest()}"
 
 
-def _rank(request: LoggedRequest) -> tuple[bool, int, float, bytes]:
+def _rank(request: LoggedRequest) -> tuple[float, ...]:
     return (
         request.ok and can_replay(request),
         request.output_tokens or 0,
         request.t_s,
-        request.content_digest(),
+        request.prompt_tokens or 0,
     )

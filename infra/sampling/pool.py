@@ -102,20 +102,20 @@ class PoolCount:
     """Logical requests per stratum, conversations, arrivals and prefix use of everything that was read."""
 
     def __init__(self, limit: int = DEFAULT_DISTINCT_LIMIT) -> None:
-        self.requests = DistinctSketch(limit)  # logical key -> (succeeded, stratum, copies)
+        self.requests = DistinctSketch(limit)  # logical key -> (rank of its best attempt, stratum, copies)
         self.units = DistinctSketch(limit)
         self.prefixes = PrefixUse(limit)
         self.arrivals_s = array("d")
 
-    def add(self, unit: int, logical: int, succeeded: bool, stratum: str, copies: int) -> None:
+    def add(self, unit: int, logical: int, rank: tuple[float, ...], stratum: str, copies: int) -> None:
         """Count one attempt.
 
-        A success decides a request's stratum. `copies` is 0 for a line with an id, where a repeat is another
-        attempt, and 1 for a line without one, where a repeat is another request.
+        The attempt of the highest rank decides a request's stratum. `copies` is 0 for a line with an id, where a
+        repeat is another attempt, and 1 for a line without one, where a repeat is another request.
         """
         self.units.put(unit, None)
         if self.requests.holds(logical):
-            self._join(logical, (succeeded, stratum, copies))
+            self._join(logical, (rank, stratum, copies))
 
     def merge(self, other: PoolCount) -> None:
         """Add another part of the pool."""
@@ -128,7 +128,7 @@ class PoolCount:
         self.prefixes.merge(other.prefixes)
         self.arrivals_s.extend(other.arrivals_s)
 
-    def _join(self, key: int, value: tuple[bool, str, int]) -> None:
+    def _join(self, key: int, value: tuple[tuple[float, ...], str, int]) -> None:
         known = self.requests.kept.get(key)
         if known is not None:
             value = (*max(known[:2], value[:2]), known[2] + value[2])

@@ -294,3 +294,24 @@ def test_columns_that_are_not_used_are_named(tmp_path):
     assert sample.ignored_columns == ("colour",)
     assert sample.entries[0].block_ids[1] == 7
     assert sample.entries[0].stratum == "medium"
+
+
+@pytest.mark.parametrize("quotas", [{"short": 1, "medium": 1, "long": 1}, {"medium": 1}, None])
+@pytest.mark.parametrize("order", [1, -1])
+def test_SA2_a_retry_on_the_other_side_of_a_bound_is_one_request(quotas, order):
+    rows = [row("x", 1, prompt=511, text="same"), row("x", 2, prompt=513, text="same"), row("y", 3, prompt=9000)][
+        ::order
+    ]
+    given = {"quotas": quotas, "n": None if quotas and len(quotas) == 3 else 5}
+    sample, manifest = draw_sample([obj("a", *rows)], seed=1, **given)
+    assert sorted(e.request_id for e in sample.entries) == ["x", "y"]
+    assert manifest.retries_collapsed == 1
+    assert {s.name: (s.had, s.taken) for s in manifest.strata} == {"short": (0, 0), "medium": (1, 1), "long": (1, 1)}
+
+
+@pytest.mark.parametrize("nothing", ["", "None", None, 1.5])
+def test_SA2_an_id_that_is_none_does_not_hide_the_next(nothing):
+    failed = row("r1", 1, text="q", logical_id=nothing, output=0, status="timeout")
+    sample, manifest = draw_sample([obj("a", failed, row("r1", 2, text="q", logical_id=nothing))], seed=1, n=5)
+    assert [e.request_id for e in sample.entries] == ["r1"]
+    assert (manifest.retries_collapsed, manifest.missing_ids) == (1, 0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from infra.sampling import TooManyBadLines, draw_sample, objects_from_dir, objects_from_s3
+from infra.sampling import EmptyPool, TooManyBadLines, draw_sample, objects_from_dir, objects_from_s3
 
 TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="no public traces: set RATCHET_TRACES to their folder")
@@ -123,3 +125,43 @@ def test_the_Mooncake_trace_is_read_in_milliseconds_with_its_prefixes():
     assert sample.duration_s < 3600
     assert manifest.prefix_reuse_pool == pytest.approx(0.366, abs=0.01)
     assert any("clock is coarse" in note for note in manifest.notes)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"[" * 100_000,
+        b'{"t_epoch_s": 1, "prompt_tokens": 9, "output_tokens": 3, "id": "\\ud800", "messages": [{"content": "x"}]}',
+        b'{"t_epoch_s": 1, "prompt_tokens": 9, "output_tokens": 3, "id": "a", "messages": [{"content": "\\uDC00"}]}',
+    ],
+)
+def test_SA3_a_line_that_no_parser_takes_is_one_bad_line(bad):
+    ids, manifest = read(line(1) + b"\n" + bad + b"\n" + line(2))
+    assert ids == ["r1", "r2"]
+    assert manifest.bad_lines == 1
+
+
+def test_a_whole_character_beyond_the_basic_plane_is_kept():
+    ids, _ = read(line(1).replace(b'"r1"', b'"r1 \\ud83d\\ude00"'))
+    assert ids == ["r1 \U0001f600"]
+
+
+@pytest.mark.parametrize(
+    "foreign", [line(1).decode().encode("utf-16"), bz2.compress(line(1)), lzma.compress(line(1)), zstd(line(1))[:2]]
+)
+def test_SA3_an_object_of_another_form_is_named_and_the_others_are_read(foreign):
+    sample, manifest = draw_sample([("foreign", foreign), ("good", line(2))], seed=1, share=1.0)
+    assert [e.request_id for e in sample.entries] == ["r2"]
+    assert "no text of a log" in manifest.damaged_objects["foreign"]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (gzip.compress(line(1) + b"\n")[:-12], "damaged, x.jsonl: gzip frame 1 is cut off"),
+        (gzip.compress(line(1)) + gzip.compress(line(2)), "1 lines could not be read"),
+    ],
+)
+def test_SA3_nothing_readable_says_why(data, why):
+    with pytest.raises(EmptyPool, match=why):
+        read(data)
