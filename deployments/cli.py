@@ -15,21 +15,31 @@ from rich.table import Table
 from deployments import cli_knobs, cli_stack
 from deployments.environment import PRODUCTION_STATE_DIR, embedded_settings, production_state_dir, state_dir
 from deployments.run_log import shorten_faults
+from deployments.terminal import console
 from infra.errors import BadInput, RatchetError, os_fault
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut option names and meanings in a narrow terminal
     help="A closed loop that makes LLM serving faster and cannot fool itself.",
+    epilog="Example: ratchet demo. Exit codes: 0 done or PASS; 1 FAIL, refused or rolled back; 2 bad input, or a part "
+    "that does not answer; 3 INCONCLUSIVE, no data, or waiting.",
 )
 app.add_typer(cli_stack.app, name="stack")
 app.add_typer(cli_knobs.app, name="knobs")
-campaign_app = typer.Typer(no_args_is_help=True, help="Stages 1 to 4, ending in a plan that waits for a person.")
+campaign_app = typer.Typer(
+    no_args_is_help=True,
+    help="Stages 1 to 4, ending in a plan that waits for a person. Example: ratchet campaign run --params nightly.yaml",
+)
 app.add_typer(campaign_app, name="campaign")
-ledger_app = typer.Typer(no_args_is_help=True, help="The trajectory: every proposal and what became of it.")
+ledger_app = typer.Typer(
+    no_args_is_help=True,
+    help="The trajectory: every proposal and what became of it. Example: ratchet ledger list --last 10",
+)
 app.add_typer(ledger_app, name="ledger")
-out = Console()
+out = console()
 EXIT = {"PASS": 0, "FAIL": 1, "ERROR": 1, "INCONCLUSIVE": 3, "NO_DATA": 3}
 
 
@@ -131,8 +141,8 @@ def drill(
     plan: Annotated[Optional[str], typer.Argument(help="S3 key of an approved plan, campaigns/NAME/plan.json")] = None,  # noqa: UP045
     model: Annotated[str, typer.Option(help="without a plan: the target's model")] = "",
     pool: Annotated[str, typer.Option(help="without a plan: the target's pool")] = "",
-    share: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.5,
-    json_file: Annotated[Optional[Path], typer.Option("--json")] = None,  # noqa: UP045
+    share: Annotated[float, typer.Option(min=0.01, max=1.0, help="of new requests, before it is taken back")] = 0.5,
+    json_file: Annotated[Optional[Path], typer.Option("--json", help="the figures for a program")] = None,  # noqa: UP045
 ) -> None:
     """Put a share on the canary, take it back, and time it: a rollback that was never drilled is a hope.
 
@@ -140,6 +150,7 @@ def drill(
     takes traffic: some requests must arrive while it waits.
 
     Example: ratchet drill --model qwen-72b --pool chat
+
     Example: ratchet drill campaigns/nightly-1/plan.json
     """
     if (plan is None) != bool(model and pool) or (plan is not None and (model or pool)):
@@ -238,14 +249,20 @@ def sample(
 
 @app.command()
 def replay(
-    sample_file: Annotated[Path, typer.Option("--sample")],
-    base_url: Annotated[str, typer.Option(help="ends in /v1")],
-    model: Annotated[str, typer.Option()],
+    sample_file: Annotated[Path, typer.Option("--sample", help=".parquet or .jsonl, from `ratchet sample`")],
+    base_url: Annotated[str, typer.Option(help="the server's; ends in /v1")],
+    model: Annotated[str, typer.Option(help="as the server names it")],
     to: Annotated[Path, typer.Option("--out", help="folder for requests.parquet and summary.json")],
-    mode: Annotated[Literal["open", "closed"], typer.Option()] = "open",
-    concurrency: Annotated[Optional[int], typer.Option(min=1)] = None,  # noqa: UP045
-    warmup: Annotated[int, typer.Option(min=0)] = 0,
-    time_scale: Annotated[float, typer.Option(min=0.001, help="below 1 is denser")] = 1.0,
+    mode: Annotated[
+        Literal["open", "closed"],
+        typer.Option(help="open: at the recorded times; closed: always --concurrency at once"),
+    ] = "open",
+    concurrency: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="requests at once; closed needs it, open has no limit without it"),
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="requests of their own before the clock starts")] = 0,
+    time_scale: Annotated[float, typer.Option(min=0.001, help="times between arrivals; below 1 is denser")] = 1.0,
 ) -> None:
     """Replay a sample against an OpenAI-compatible server.
 
@@ -288,22 +305,29 @@ def verdict(
 
 
 @ledger_app.command("list")
-def ledger_list(last: Annotated[int, typer.Option(min=1)] = 40) -> None:
-    """The last entries, newest at the bottom."""
+def ledger_list(last: Annotated[int, typer.Option(min=1, help="how many")] = 40) -> None:
+    """The last entries, newest at the bottom.
+
+    Example: ratchet ledger list --last 10
+    """
     use_embedded_stack("sandbox")
     from deployments.ledger import all_entries
 
-    table = Table("when", "campaign", "kind", "what", "class", "throughput")
+    table = Table("id", "when (UTC)", "campaign", "kind", "what", "class", "throughput", box=None)
+    table.columns[0].no_wrap = True
     for when, entry in all_entries()[-last:]:
         what = ", ".join(f"{k}={v}" for k, v in entry.changes.items()) or entry.reason[:60]
         change = "" if entry.throughput_change_pct is None else f"{entry.throughput_change_pct:+.1f} %"
-        table.add_row(when, entry.campaign, entry.kind, what, entry.outcome_class, change)
+        table.add_row(entry.entry_id, when, entry.campaign, entry.kind, what, entry.outcome_class, change)
     out.print(table)
 
 
 @ledger_app.command("show")
-def ledger_show(entry_id: Annotated[str, typer.Argument()]) -> None:
-    """One entry with its full record."""
+def ledger_show(entry_id: Annotated[str, typer.Argument(help="first column of `ratchet ledger list`")]) -> None:
+    """One entry with its full record.
+
+    Example: ratchet ledger show 3f9c2a
+    """
     use_embedded_stack("sandbox")
     from deployments.ledger import show
 
@@ -328,7 +352,7 @@ def ledger_export(
 def report(
     campaign: Annotated[str, typer.Argument(help="name of the campaign")],
     to: Annotated[Path, typer.Option("--out", help="HTML file")],
-    json_file: Annotated[Optional[Path], typer.Option("--json")] = None,  # noqa: UP045
+    json_file: Annotated[Optional[Path], typer.Option("--json", help="the same figures for a program")] = None,  # noqa: UP045
 ) -> None:
     """One self-contained HTML report.
 

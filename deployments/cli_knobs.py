@@ -18,7 +18,11 @@ from infra.engine.render import render_argv
 from infra.engine.values import parse_value
 from infra.errors import BadInput
 
-app = typer.Typer(no_args_is_help=True, help="Settings of the installed engine: legal or not, and as a command line.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Settings of the installed engine: legal or not, and as a command line. "
+    "Example: ratchet knobs check --set max_num_seqs=256",
+)
 BaseOption = Annotated[Optional[Path], typer.Option("--base", help="ServingConfig as JSON to start from")]  # noqa: UP045
 SetOption = Annotated[Optional[list[str]], typer.Option("--set", help="NAME=VALUE; may be repeated")]  # noqa: UP045
 
@@ -49,6 +53,12 @@ def _config(base: Path | None, settings: list[str], catalogue: Catalogue) -> Ser
 
 
 @app.command()
+def build() -> None:
+    """The installed engine, as `engine_build` of a configuration names it. Example: ratchet knobs build"""
+    typer.echo(load_catalogue(home().knobs).engine_build)
+
+
+@app.command()
 def check(base: BaseOption = None, settings: SetOption = None) -> None:
     """Is it legal, and which rule forbids it.
 
@@ -71,6 +81,9 @@ def render(base: BaseOption = None, settings: SetOption = None) -> None:
 
 
 @app.command()
-def parse(name: str, value: str) -> None:
+def parse(
+    name: Annotated[str, typer.Argument(help="knob, as vLLM's EngineArgs has it: max_num_seqs")],
+    value: Annotated[str, typer.Argument(help="as on a command line: 256, 0.9, true, auto")],
+) -> None:
     """One value, normalised, or why not. Example: ratchet knobs parse max_num_seqs 256.0"""
     typer.echo(json.dumps(parse_value(load_catalogue(home().knobs).knob(name), value)))

@@ -6,17 +6,19 @@ import shlex
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deployments.demo.claim import unfinished
 from deployments.environment import embedded_settings, state_dir
+from deployments.terminal import console
 from infra.stack.control import stack_down, stack_status, stack_up
 from infra.stack.records import StackStatus
 from infra.traffic.fleet import retire_everything
 
-app = typer.Typer(no_args_is_help=True, help="The embedded stack: S3, Prometheus, Envoy, Prefect server.")
-out = Console()
+app = typer.Typer(
+    no_args_is_help=True, help="The embedded stack: S3, Prometheus, Envoy, Prefect server. Example: ratchet stack up"
+)
+out = console()
 
 
 def _show(status: StackStatus) -> None:
@@ -46,7 +48,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """What runs, where, since when, and what is wrong. Example: ratchet stack status"""
+    """What runs, where, since when, what is wrong; exit code 3 where a part is not up. Example: ratchet stack status"""
     found = stack_status(state_dir())
     _show(found)
     raise typer.Exit(0 if found.ok else 3)

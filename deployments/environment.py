@@ -36,7 +36,10 @@ def embedded_settings(state: Path, side: Side) -> dict[str, str]:
     """
     addresses = stack_addresses(StackPaths(state))
     if not addresses.s3:
-        raise StackError(f"no stack was ever started in {state}", remedy="ratchet stack up")
+        raise StackError(
+            f"no stack was ever started in {state}",
+            remedy="Start one: `ratchet stack up`. For a store of your own set RATCHET_S3_* (docs/settings.md)",
+        )
     keys = stack_credentials(StackPaths(state))
     key = keys.agent if side == "agent" else keys.admin
     settings = {

@@ -23,9 +23,14 @@ def all_entries() -> list[tuple[str, LedgerEntry]]:
 
 def show(entry_id: str) -> str:
     """One entry with its full record as JSON."""
-    found = [e for _, e in all_entries() if e.entry_id.startswith(entry_id)]
+    entries = [e for _, e in all_entries()]
+    found = [e for e in entries if e.entry_id == entry_id] or [e for e in entries if e.entry_id.startswith(entry_id)]
     if len(found) != 1:
-        raise BadInput(f"{entry_id!r} names {len(found)} entries", remedy="`ratchet ledger list`")
+        named = ": " + ", ".join(e.entry_id for e in found[:5]) if found else ""
+        raise BadInput(
+            f"{entry_id!r} names {len(found)} entries{named}",
+            remedy="`ratchet ledger list` shows the ids, `ratchet ledger export` writes all records",
+        )
     entry = found[0]
     record = json.loads(open_store().get(entry.record_key)) if entry.record_key else None
     return json.dumps({"entry": entry.model_dump(mode="json"), "record": record})

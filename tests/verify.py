@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from infra.engine.embedded import cpu_dtype
 from tests.long.demo import STABLE_SERVES, demo, killed
 from tests.long.deployments import prefect_deployments
 from tests.long.marks import ROOT, STATE, is_engine
@@ -102,7 +103,8 @@ def main() -> int:
         result |= {
             "commit": at,
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "machine": f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.machine()}",
+            "machine": f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.machine()}, serves "
+            f"{cpu_dtype()}",
         }
         results[name] = result
         file.write_text(json.dumps(results, indent=1))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from deployments.demo.load import WINDOW_S, Load
 from infra.engine.catalogue import load_catalogue
 from infra.engine.config import ServingConfig
 from infra.engine.embedded import cpu_dtype, embedded_model
@@ -28,27 +29,6 @@ from tasks.shared.records import Target, Window
 
 SERVED_MODEL = "SmolLM2-135M-Instruct"
 
-# Lengths are scaled to a 135M model on one CPU core; the mix, the spread and the burstiness are not.
-SHAPE = TrafficShape(
-    tenants=3,
-    system_tokens=(128, 136),
-    short_below_tokens=182,
-    medium_below_tokens=288,
-    longest_prompt_tokens=392,
-    shortest_turn_tokens=8,
-    output_median_tokens=12.0,
-    output_tokens=(10, 15),
-    recorded_rate_per_s=0.85,
-    peak_rate_per_s=11.5,  # so far beyond what the best configuration serves that "after" has a queue for 5 s and more
-    peak_share=0.113,
-    drain_share=0.377,
-    wave_period_s=12.0,
-)
-WINDOW_S = 27.5
-ROLLOUT_SHAPE = SHAPE.model_copy(update={"recorded_rate_per_s": 1.3, "peak_share": 0.0, "drain_share": 0.0})
-PHASES = (16, 2)
-"""Two different stretches of traffic; the first gives the search's sample, the second the held-out one."""
-
 
 def old_configuration() -> ServingConfig:
     """What production serves with before: settings carried over from an old engine version, when prefix caching did
@@ -60,7 +40,7 @@ def old_configuration() -> ServingConfig:
         args={
             "dtype": cpu_dtype(),
             "enforce_eager": True,
-            "max_model_len": 512,
+            "max_model_len": 256,
             "block_size": 32,
             "max_num_seqs": 2,
             "max_num_batched_tokens": 1024,
@@ -114,8 +94,9 @@ def wait_until_scraped(prometheus_url: str, port: int, *, scrapes: int = 3, time
 class Users:
     """Traffic through Envoy, and its log in S3."""
 
-    def __init__(self, state: Path, target: Target) -> None:
+    def __init__(self, state: Path, target: Target, load: Load) -> None:
         self._state = state
+        self._load = load
         self._spool = state / "spool"
         self._prefix = traffic_prefix(target.key)
 
@@ -123,6 +104,11 @@ class Users:
     def prefix(self) -> str:
         """Where the gateway's log lies in S3."""
         return self._prefix
+
+    @property
+    def phases(self) -> tuple[int, int]:
+        """The stretches of traffic that a window before and one after play."""
+        return self._load.phases
 
     def _options(
         self,
@@ -156,7 +142,9 @@ class Users:
         fleet = LocalFleet(ProductionSettings(state_dir=self._state))
         wait_until_scraped(stack_addresses(StackPaths(self._state)).prometheus, fleet.address("stable")[1])
         start_s = time.time()
-        child = start_traffic_process(self._options(SHAPE, WINDOW_S, seed, phase, 1), self._spool, self._prefix)
+        child = start_traffic_process(
+            self._options(self._load.shape, WINDOW_S, seed, phase, 1), self._spool, self._prefix
+        )
         try:
             said, errors = child.communicate(timeout=WINDOW_S + 150)
         except subprocess.TimeoutExpired:
@@ -171,13 +159,16 @@ class Users:
         self._ship()
         # The process takes a second to come up: its own clock says when the plan began.
         first_s = TrafficStats.model_validate_json(said).window_starts_epoch_s[0]
-        peak_s = first_s + WINDOW_S * (1 - SHAPE.peak_share - SHAPE.drain_share)
+        shape = self._load.shape
+        peak_s = first_s + WINDOW_S * (1 - shape.peak_share - shape.drain_share)
         return Played(Window(start_s=start_s, end_s=end_s), Window(start_s=first_s, end_s=peak_s))
 
     @contextlib.contextmanager
     def busy(self, seed: int) -> Iterator[None]:
         """Steady traffic for the length of the block, logged like any other."""
-        child = start_traffic_process(self._options(ROLLOUT_SHAPE, WINDOW_S, seed, 3, None), self._spool, self._prefix)
+        child = start_traffic_process(
+            self._options(self._load.steady_shape, WINDOW_S, seed, 3, None), self._spool, self._prefix
+        )
         try:
             yield
         finally:

@@ -110,7 +110,7 @@ def read_logged(key: str, data: bytes, faults: LineFaults) -> Iterator[LoggedReq
 def from_mapping(row: Mapping[str, Any]) -> LoggedRequest:
     """A logged request from a JSON object: the gateway's record, a sample's row, or Mooncake's.
 
-    Raises ValueError where time or a token count is no number, or where there is no content at all.
+    Raises ValueError where time or a token count is no number, or the content is of no such form.
     """
     messages = row.get("messages")
     if isinstance(messages, str):

@@ -52,11 +52,16 @@ def demo(seed: int) -> dict[str, Any]:
     check("both readings", before["throughput_per_gpu"] is not None and after.get("throughput_per_gpu") is not None)
     check(f"inside {DEMO_LIMIT_S:.0f} s", took_s <= DEMO_LIMIT_S, f"{took_s:.0f} s")
     return check.result(
-        f"adopted {data['adopted']}; refused {refused}; production {before['throughput_per_gpu']} -> "
-        f"{after.get('throughput_per_gpu')} tok/s, P99 {before['p99_latency']} -> {after.get('p99_latency')} ms; "
-        f"sandbox {data['sandbox_prediction_pct']} %, production {data['production_answer_pct']} %; drill "
-        f"{data['drill']['decision_to_last_request_ms']} ms; {took_s:.0f} s"
+        f"adopted {data['adopted']}; refused {refused}; "
+        f"production {_said(before['throughput_per_gpu'])} -> {_said(after.get('throughput_per_gpu'))} tok/s, "
+        f"P99 {_said(before['p99_latency'])} -> {_said(after.get('p99_latency'))} ms; "
+        f"sandbox {_said(data['sandbox_prediction_pct'])} %, production {_said(data['production_answer_pct'])} %; "
+        f"drill {_said(data['drill']['decision_to_last_request_ms'])} ms; {took_s:.0f} s"
     )
+
+
+def _said(figure: float | None) -> str:
+    return "none" if figure is None else f"{figure:.1f}"
 
 
 class Demo:

@@ -16,6 +16,7 @@ from typing import Any
 
 import requests
 
+from deployments.demo.load import LOADS
 from deployments.demo.production import SERVED_MODEL, Users, demo_target, old_configuration
 from deployments.environment import child_environment, embedded_settings
 from infra.engine import processes
@@ -61,7 +62,7 @@ class Drill:
         self.new = self.old.with_arg("enable_prefix_caching", True)
         self.switch = EnvoySwitch.of_stack(state)
         self.fleet = LocalFleet(ProductionSettings(state_dir=state))
-        self.users = FewUsers(state, self.target)
+        self.users = FewUsers(state, self.target, LOADS[0])
         self.log = state / "logs" / f"{self.target.pool}.log"
         self.key = ""
         self.plan: RolloutPlan | None = None

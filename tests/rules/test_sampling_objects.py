@@ -165,3 +165,13 @@ def test_SA3_an_object_of_another_form_is_named_and_the_others_are_read(foreign)
 def test_SA3_nothing_readable_says_why(data, why):
     with pytest.raises(EmptyPool, match=why):
         read(data)
+
+
+def test_the_documented_line_is_read_as_the_page_says():
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    line = page.split("```json\n")[1].split("```")[0].encode()
+    sample, _ = draw_sample([("part-1.jsonl", line)], n=1, seed=1)
+    (entry,) = sample.entries
+    assert (entry.request_id, entry.conversation_id, entry.prompt_tokens, entry.output_tokens) == ("r-1", "c-7", 21, 9)
+    assert [message["role"] for message in entry.messages] == ["system", "user"]
+    assert json.loads(line)["t_epoch_s"] == pytest.approx(1796083200.125)

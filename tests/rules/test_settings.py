@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from infra.connect import metrics_settings, open_store
 from infra.errors import BadInput
+from infra.settings.environment import EnvironmentSettings, variable_of
 from infra.settings.production import ProductionSettings
 from infra.settings.sandbox import SandboxSettings
+from infra.settings.shared import AgentSettings, MetricsSettings, StoreSettings
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +66,30 @@ def test_every_missing_setting_of_the_store_is_named_and_no_key_is_shown(monkeyp
     assert "ratchet stack env" in stopped.value.remedy
     with pytest.raises(BadInput, match="RATCHET_PROMETHEUS_URL is missing"):
         metrics_settings()
+
+
+def test_a_misspelt_setting_is_named_and_no_default_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_SANDBOX_MEMORY_LIMIT", "1e9")
+    with pytest.raises(BadInput) as stopped:
+        SandboxSettings()
+    assert str(stopped.value).startswith(
+        "RATCHET_SANDBOX_MEMORY_LIMIT is no setting, RATCHET_SANDBOX_MEMORY_LIMIT_BYTES is"
+    )
+    assert "1e9" not in str(stopped.value)
+
+
+def test_the_page_lists_every_setting_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    listed = set(re.findall(r"`(RATCHET_\w+)`", " ".join(rows)))
+    kinds: tuple[type[EnvironmentSettings], ...] = (
+        StoreSettings,
+        MetricsSettings,
+        AgentSettings,
+        SandboxSettings,
+        ProductionSettings,
+    )
+    assert listed == {variable_of(kind, field) for kind in kinds for field in kind.model_fields} | {
+        "RATCHET_STATE",
+        "RATCHET_ENGINE_HOME",
+    }
