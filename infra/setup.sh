@@ -27,7 +27,7 @@ main_environment() {
   fi
   [ -x .venv/bin/pip ] || .venv/bin/python -m ensurepip >/dev/null
   .venv/bin/python -m pip install -q --disable-pip-version-check 'uv>=0.13,<1'
-  .venv/bin/uv pip install -q -p .venv/bin/python --require-hashes -r requirements/main.txt
+  .venv/bin/uv pip install -q --compile-bytecode -p .venv/bin/python --require-hashes -r requirements/main.txt
   .venv/bin/uv pip install -q -p .venv/bin/python --no-deps -e .
   echo "$want" > .venv/.ratchet-complete
 }

@@ -29,7 +29,7 @@ from infra.stack.processes import MARKER
 from infra.stack.records import BUCKET, StackError
 from infra.stack.targets import prometheus_configuration, write_targets
 
-S3_MEMORY_LIMIT = "250MiB"
+S3_MEMORY_LIMIT = "400MiB"
 # What the caller's shell says about clouds, Prefect or this stack must not reach the parts.
 _FOREIGN_PREFIXES = ("AWS_", "S3_", "WEED_", "PREFECT_", "RATCHET_", "PYTHONPATH")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -60,6 +61,8 @@ def _guard(guard: GuardMetric, where: str) -> Iterator[str]:
     yield from _metric(guard.name, guard.direction, where)
     if guard.direction == "higher" and guard.max_value is not None:
         yield f"{where}: max_value bounds from above, and higher is better for it; use max_increase_abs"
+    if guard.widens_to_pct is not None and not (guard.max_increase_pct or math.inf) < guard.widens_to_pct:
+        yield f"{where}: widens_to_pct is {guard.widens_to_pct:g}; it is larger than the max_increase_pct it widens"
     for name in ("max_increase_pct", "max_increase_abs", "max_value", "absolute_floor"):
         value = getattr(guard, name)
         if value is not None and value < 0:
@@ -121,6 +124,8 @@ def _profile(criteria: Criteria) -> Iterator[str]:
     demo = "; profile demo may give this up, and says so in gives_up"
     if criteria.demo_policy_approves:
         yield "demo_policy_approves is true in profile production, where only a person approves"
+    if widened := [guard.name for guard in criteria.guards if guard.widens_to_pct is not None]:
+        yield f"guards {_list(widened)}: widens_to_pct{demo}"
     if criteria.windows.baseline_s < DAY_S:
         yield f"windows.baseline_s is {criteria.windows.baseline_s:g}, less than a day of {DAY_S:g} s{demo}"
     if measuring.runs_per_side < 3:

@@ -112,7 +112,7 @@ def given(stack: LocalStack, store: ObjectStore, tmp_path: Path, monkeypatch: py
     criteria = tmp_path / "criteria.md"
     text = (ROOT / "docs" / "perf-baseline-demo.md").read_text()
     text = text.replace("workloads: []", "workloads: [short_prompts, long_prompts]")
-    criteria.write_text(text.replace("min_closed_run_s: 8", "min_closed_run_s: 2.4"))
+    criteria.write_text(text.replace("min_closed_run_s: 6", "min_closed_run_s: 2.4"))
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     name = uuid.uuid4().hex[:8]

@@ -154,6 +154,9 @@ def test_broken_yaml_is_refused_in_one_line():
             "guards[0] (p99_latency) has 0 limits",
         ),
         ("max_increase_pct: 5}", "max_increase_pct: -5}", "0 or more"),
+        ("max_increase_pct: 5}", "max_increase_pct: 5, widens_to_pct: 20}", "widens_to_pct; profile demo may"),
+        ("max_increase_pct: 5}", "max_increase_pct: 5, widens_to_pct: 5}", "larger than the max_increase_pct"),
+        ("oom_count, max_value: 0}", "oom_count, max_value: 0, widens_to_pct: 5}", "the max_increase_pct it widens"),
         (
             "higher, max_increase_abs: 0}",
             "higher, max_value: 1}",

@@ -294,3 +294,30 @@ def test_C2_a_missed_target_beside_a_reached_one_is_told_and_decides_nothing():
     assert said.outcome is P
     assert "cost_per_million_tokens" not in {r.rule for r in said.reasons}
     assert "target -20 %" in said.reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("expected", "floor", "after"),
+    [
+        (P, 10, 124),
+        (F, 10, 126),
+        (P, 30, 129),  # inside its own noise
+        (F, 30, 131),
+        (P, 40, 139),
+        (I, 41, 100),  # noise wider than the guard may become decides nothing
+        (F, 41, 142),
+        (I, None, 110),
+        (I, math.nan, 110),
+    ],
+)
+def test_C2_a_demo_guard_is_no_tighter_than_its_noise_up_to_a_bound(expected, floor, after):
+    guard = GuardMetric(name="p99_latency", max_increase_pct=25, widens_to_pct=40)
+    judged = judge_guard(guard, Reading.of(100, "ms"), Reading.of(after, "ms"), floor_pct=floor)
+    assert judged.outcome is expected
+    assert ("widened to the noise" in judged.text) is (floor in (30, 40))
+
+
+def test_C2_without_a_bound_the_noise_widens_nothing():
+    guard = GuardMetric(name="p99_latency", max_increase_pct=25)
+    judged = judge_guard(guard, Reading.of(100, "ms"), Reading.of(110, "ms"), floor_pct=30)
+    assert judged.outcome is I
