@@ -61,7 +61,7 @@ class Load:
     def steady_shape(self) -> TrafficShape:
         """What runs during a drill and a rollout: a bit more than the recorded load, and no peak."""
         return self.shape.model_copy(
-            update={"recorded_rate_per_s": 1.1 * self.recorded_rate_per_s, "peak_share": 0.0, "drain_share": 0.0}
+            update={"recorded_rate_per_s": 1.4 * self.recorded_rate_per_s, "peak_share": 0.0, "drain_share": 0.0}
         )
 
 
