@@ -28,6 +28,7 @@ from tests.long.marks import ROOT, STATE, is_engine
 from tests.long.rollout import killed_in_the_rollout
 
 PAGE = ROOT / "docs" / "verified.md"
+COLUMNS = 6
 
 
 def commit() -> str:
@@ -62,6 +63,9 @@ def machine() -> str:
 
 
 def write_page(results: dict[str, dict[str, Any]]) -> None:
+    """The page anew. What was last run elsewhere keeps its row: each row names its commit and machine."""
+    old = PAGE.read_text().splitlines() if PAGE.exists() else []
+    elsewhere = {line.split("|")[1].strip(): line for line in old if line.count("|") == COLUMNS + 1}
     lines = [
         "# Verified",
         "",
@@ -73,7 +77,7 @@ def write_page(results: dict[str, dict[str, Any]]) -> None:
     for name in ITEMS:
         r = results.get(name)
         if r is None:
-            lines.append(f"| {name} | not run | | | | |")
+            lines.append(elsewhere.get(name, f"| {name} | not run | | | | |"))
         else:
             lines.append(
                 f"| {name} | {'pass' if r['passed'] else 'FAIL'} | {r['commit']} | {r['date']} | {r['machine']} | "
