@@ -27,7 +27,7 @@ lint: setup
 	.venv/bin/lint-imports
 
 test: engine lint
-	$(PY) -m pytest tests -q $(ARGS)
+	$(PY) -m pytest tests -q --durations=12 $(ARGS)
 
 verify: engine
 	$(PY) -m tests.verify $(ARGS)
