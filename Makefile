@@ -26,7 +26,8 @@ lint: setup
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: engine lint
+test: setup
+	@$(MAKE) --no-print-directory -j2 -Oline engine lint # one waits for downloads, the other computes
 	$(PY) -m pytest tests -q --durations=12 $(ARGS)
 
 verify: engine
