@@ -30,6 +30,8 @@ from infra.stack.records import BUCKET, StackError
 from infra.stack.targets import prometheus_configuration, write_targets
 
 S3_MEMORY_LIMIT = "400MiB"
+"""At 250 MiB an idle store collects garbage without end: 0.9 s of CPU in 10 s, 0.04 s from 350 MiB on."""
+
 # What the caller's shell says about clouds, Prefect or this stack must not reach the parts.
 _FOREIGN_PREFIXES = ("AWS_", "S3_", "WEED_", "PREFECT_", "RATCHET_", "PYTHONPATH")
 

@@ -283,8 +283,7 @@ def _quantile(
     floor_pct: float,
 ) -> Reason:
     one, two = (stable.ttft_p99, canary.ttft_p99) if guard.name == "ttft_p99" else (stable.tpot_p99, canary.tpot_p99)
-    in_production = guard.model_copy(update={"widens_to_pct": None})  # only the sandbox's own noise widens a guard
-    return _with_load(judge_guard(in_production, one, two, floor_pct=floor_pct), canary, stable, step)
+    return _with_load(judge_guard(guard, one, two, floor_pct=floor_pct), canary, stable, step)
 
 
 def _with_load(reason: Reason, canary: ArmReadings, stable: ArmReadings, step: CanaryStep) -> Reason:

@@ -13,6 +13,7 @@ from tasks.shared.limits import any_reached, beyond_floor, judge_guard, judge_pr
 from tasks.shared.outcomes import combine, judgement
 from tasks.shared.records import (
     Criteria,
+    GuardMetric,
     Judgement,
     ObjectiveWeights,
     Outcome,
@@ -43,6 +44,14 @@ ENGINE_CLASSES: dict[str, OutcomeClass] = {
 that is not listed says nothing about the configuration: the trial was not run (case EN3)."""
 
 
+def widened(guard: GuardMetric, floor_pct: float | None) -> GuardMetric:
+    """The guard with its A/A floor as its limit, where the floor is wider and the criteria let it widen so far."""
+    limit, most = guard.max_increase_pct, guard.widens_to_pct
+    if limit is None or most is None or floor_pct is None or not limit < floor_pct <= most:
+        return guard
+    return guard.model_copy(update={"max_increase_pct": floor_pct})
+
+
 def judge_guards(comparisons: Sequence[MetricComparison], criteria: Criteria) -> tuple[list[Reason], list[Reason]]:
     """Every guard judged: (those that decide, optional ones without data, which decide nothing)."""
     deciding: list[Reason] = []
@@ -51,11 +60,12 @@ def judge_guards(comparisons: Sequence[MetricComparison], criteria: Criteria) ->
     for guard in criteria.guards:
         found = by_name.get(guard.name)
         missing = Reading.unknown("it was not measured")
+        floor_pct = found.floor_pct if found else None
         reason = judge_guard(
-            guard,
+            widened(guard, floor_pct),
             found.baseline if found else missing,
             found.candidate if found else missing,
-            floor_pct=found.floor_pct if found else None,
+            floor_pct=floor_pct,
         )
         optional = not guard.required and reason.outcome is Outcome.NO_DATA
         (silent if optional else deciding).append(reason)

@@ -61,7 +61,8 @@ def _guard(guard: GuardMetric, where: str) -> Iterator[str]:
     yield from _metric(guard.name, guard.direction, where)
     if guard.direction == "higher" and guard.max_value is not None:
         yield f"{where}: max_value bounds from above, and higher is better for it; use max_increase_abs"
-    if guard.widens_to_pct is not None and not (guard.max_increase_pct or math.inf) < guard.widens_to_pct:
+    widens_from = math.inf if guard.max_increase_pct is None else guard.max_increase_pct
+    if guard.widens_to_pct is not None and guard.widens_to_pct <= widens_from:
         yield f"{where}: widens_to_pct is {guard.widens_to_pct:g}; it is larger than the max_increase_pct it widens"
     for name in ("max_increase_pct", "max_increase_abs", "max_value", "absolute_floor"):
         value = getattr(guard, name)

@@ -3,7 +3,7 @@
 The A/A floor decides both ways. A change inside it is no change: it reaches no target and breaches no guard.
 And where the floor is wider than a guard's limit, a reading that lies inside the limit by chance proves
 nothing: the guard passes only when the change is better than the limit by at least the floor, else it is
-INCONCLUSIVE. A demo's guard may say `widens_to_pct`: then the floor takes the limit's place, up to that.
+INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -44,23 +44,15 @@ def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, fl
         outcome = Outcome.PASS if worse <= limit + ROUNDING else Outcome.FAIL
         text = f"{guard.name} is {both}: {_worse(worse, unit)}, {limit:g} {unit} allowed"
         return Reason(rule=guard.name, outcome=outcome, text=text, observed=worse, limit=limit, unit=unit)
-    limit, allowed = _limit(guard, floor_pct)
+    limit = guard.max_increase_pct if guard.max_increase_pct is not None else 0.0
     if relative is None:  # from nothing to something: a violation when it is worse, never a division (OB1)
         outcome = Outcome.FAIL if sign * absolute > 0 else Outcome.PASS
         text = f"{guard.name} is {both}: there is no relative change from zero, and any worsening is a breach"
         return Reason(rule=guard.name, outcome=outcome, text=text, observed=absolute, limit=0.0, unit=candidate.unit)
     worse = sign * relative
     outcome, why = _against_floor(worse, limit, floor_pct)
-    text = f"{guard.name} is {both}: {_worse(worse, '%')}, {allowed}{why}"
+    text = f"{guard.name} is {both}: {_worse(worse, '%')}, {limit:g} % allowed{why}"
     return Reason(rule=guard.name, outcome=outcome, text=text, observed=worse, limit=limit, unit="%")
-
-
-def _limit(guard: GuardMetric, floor_pct: float | None) -> tuple[float, str]:
-    """How much worse it may get in %, and that in words."""
-    limit = guard.max_increase_pct if guard.max_increase_pct is not None else 0.0
-    if floor_pct is not None and guard.widens_to_pct is not None and limit < floor_pct <= guard.widens_to_pct:
-        return floor_pct, f"{limit:g} % allowed, widened to the noise of {floor_pct:.1f} %"
-    return limit, f"{limit:g} % allowed"
 
 
 def _against_floor(worse: float, limit: float, floor_pct: float | None) -> tuple[Outcome, str]:

@@ -113,7 +113,7 @@ class GuardMetric(Record):
     max_value: float | None = None
     widens_to_pct: float | None = Field(
         default=None,
-        description="demo only: an A/A floor wider than `max_increase_pct` takes its place, up to this",
+        description="demo and sandbox only: an A/A floor wider than `max_increase_pct` takes its place, up to this",
     )
     required: bool = True
     absolute_floor: float = Field(default=0.0, description="baselines at or below it are compared absolutely")

@@ -9,6 +9,8 @@ from infra.traffic.shape import plan_window
 
 MOST_SLOTS = 4
 """What `max_num_seqs` may become; a closed loop needs more requests than slots."""
+MOST_AT_ONCE = 3
+"""Arrivals within the time that one request takes alone."""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,8 @@ def test_every_size_has_all_lengths_a_recorded_stretch_and_a_peak_that_fits(load
         assert {p.stratum for p in recorded} == {"short", "medium", "long"}
         assert len(recorded) > MOST_SLOTS
         assert recorded[-1].offset_s - recorded[0].offset_s > WINDOW_S / 3
+        times = [p.offset_s for p in recorded]
+        assert max(sum(at <= t < at + REFERENCE_S / load.speed for t in times) for at in times) <= MOST_AT_ONCE
         assert 14 * load.speed <= len(plan) - len(recorded) <= 24 * load.speed
         bodies.add(tuple(p.prompt_tokens for p in recorded))
     assert len(bodies) == len(load.phases), "the held-out sample is the search's"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from infra.engine.outcomes import OutcomeKind
 from infra.readings import Reading
+from tasks.sandbox.judging import widened
 from tasks.sandbox.rules import (
     classify,
     judge_single,
@@ -307,17 +308,20 @@ def test_C2_a_missed_target_beside_a_reached_one_is_told_and_decides_nothing():
         (I, 41, 100),  # noise wider than the guard may become decides nothing
         (F, 41, 142),
         (I, None, 110),
-        (I, math.nan, 110),
     ],
 )
 def test_C2_a_demo_guard_is_no_tighter_than_its_noise_up_to_a_bound(expected, floor, after):
+    rest = [c for c in comparisons(throughput_per_gpu=122) if c.metric != "p99_latency"]
+    latency = comparison("p99_latency", 100, after, floor=floor)
     guard = GuardMetric(name="p99_latency", max_increase_pct=25, widens_to_pct=40)
-    judged = judge_guard(guard, Reading.of(100, "ms"), Reading.of(after, "ms"), floor_pct=floor)
-    assert judged.outcome is expected
-    assert ("widened to the noise" in judged.text) is (floor in (30, 40))
+    others = tuple(g for g in PRODUCTION.guards if g.name != "p99_latency")
+    assert judge_trial([*rest, latency], PRODUCTION.model_copy(update={"guards": (guard, *others)})).outcome is expected
 
 
-def test_C2_without_a_bound_the_noise_widens_nothing():
-    guard = GuardMetric(name="p99_latency", max_increase_pct=25)
+@pytest.mark.parametrize("most", [None, 40])
+def test_C2_the_noise_widens_nothing_without_a_bound_or_outside_the_sandbox(most):
+    guard = GuardMetric(name="p99_latency", max_increase_pct=25, widens_to_pct=most)
     judged = judge_guard(guard, Reading.of(100, "ms"), Reading.of(110, "ms"), floor_pct=30)
     assert judged.outcome is I
+    assert widened(guard, 30).max_increase_pct == (25 if most is None else 30)
+    assert widened(guard, math.nan) == widened(guard, None) == guard
