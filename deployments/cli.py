@@ -268,18 +268,24 @@ def replay(
 
     Example: ratchet replay --sample day.parquet --base-url http://127.0.0.1:8000/v1 --model m --out run1
     """
+    from infra.replay.reach import check_server
     from infra.replay.records import ReplayOptions
     from infra.replay.runner import run_replay
     from infra.sampling.sample import load_sample
 
     if not base_url.rstrip("/").endswith("/v1"):
         raise BadInput(f"--base-url {base_url} does not end in /v1")
+    sample = load_sample(sample_file)
+    check_server(base_url, model)
     result = run_replay(
-        load_sample(sample_file),
+        sample,
         base_url,
         model,
         to,
         options=ReplayOptions(mode=mode, concurrency=concurrency, warmup=warmup, time_scale=time_scale),
+        progress=lambda ended, in_flight, all_: typer.echo(
+            f"{ended} of {all_} requests ended, {in_flight} in flight", err=True
+        ),
     )
     out.print_json(result.summary.model_dump_json())
     raise typer.Exit(0 if result.summary.valid else 3)

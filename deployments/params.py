@@ -32,7 +32,7 @@ def explain(error: ValidationError) -> str:
     """A pydantic error as one line: where, what, and what was given."""
     parts = []
     for item in error.errors():
-        where = ".".join(str(p) for p in item["loc"]) or "the whole"
+        where = ".".join(str(p) for p in item["loc"]) or "as a whole"
         given = "" if item["type"] in {"missing", "extra_forbidden"} else f" (got {str(item['input'])[:60]!r})"
         what = "is not a known key" if item["type"] == "extra_forbidden" else item["msg"]
         parts.append(f"{where}: {what}{given}")

@@ -21,7 +21,7 @@ class LeaseHeld(RatchetError):
     def __init__(self, name: str, owner: str, expires_s: float) -> None:
         super().__init__(
             f"lease {name} is held by {owner} until {expires_s:.1f} (seconds since the epoch)",
-            remedy="wait for its end; a dead holder's lease expires by itself",
+            remedy="Wait for its end; a dead holder's lease expires by itself",
         )
         self.owner = owner
         self.expires_s = expires_s

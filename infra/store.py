@@ -224,7 +224,7 @@ class ObjectStore:
             where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise BadInput(
                 f"{self.bucket}/{key} is not a {kind.__name__}: {where}: {first['msg']}",
-                remedy="it was written by another version or by hand; look at the object",
+                remedy="It was written by another version or by hand; look at the object",
             ) from error
 
     def _put_if(self, key: str, data: bytes, *, match: str | None) -> str | None:
@@ -276,32 +276,32 @@ class ObjectStore:
                 raise BadInput(f"{what}: {error}") from error
             raise Unreachable(
                 f"the object store did not answer ({what}): {error}",
-                remedy="check the address, and for the embedded one: ratchet stack status",
+                remedy="Check the address, and for the embedded one `ratchet stack status`",
             ) from error
         code, message = _code(error), str(error.response.get("Error", {}).get("Message", ""))
         if code in _DENIED:
             raise AccessDenied(
                 f"access denied ({code}): {what}",
-                remedy="use keys that may do this; the agent's identity only reads",
+                remedy="Use keys that may do this; the agent's identity only reads",
             ) from error
         if code == "NoSuchBucket" or (code in _MISSING and operation == "head_bucket"):
             raise StoreError(
                 f"bucket {self.bucket} does not exist at {self.endpoint_url}",
-                remedy="create it, or correct RATCHET_S3_BUCKET",
+                remedy="Create it, or correct RATCHET_S3_BUCKET",
             ) from error
         if code in _MISSING:
             raise ObjectMissing(f"no object {self.bucket}/{key} at {self.endpoint_url}") from error
         if code in _FULL or "no space" in message.lower() or "no writable volumes" in message.lower():
-            raise StoreFull(f"the object store is full: {what}: {message}", remedy="free disk there") from error
+            raise StoreFull(f"the object store is full: {what}: {message}", remedy="Free disk there") from error
         if _status(error) >= 500 and operation == "put":
             raise StoreFull(
                 f"the object store could not write ({code}): {what}: {message}",
-                remedy="its disk is most likely full; free disk there or read its log",
+                remedy="Its disk is most likely full; free disk there or read its log",
             ) from error
         if _status(error) >= 500:
             raise Unreachable(
                 f"the object store failed ({code}): {what}: {message}",
-                remedy="read its log; for the embedded one: logs/s3.log",
+                remedy="Read its log; for the embedded one: logs/s3.log",
             ) from error
         raise StoreError(f"the object store refused ({code}): {what}: {message}") from error
 

@@ -55,7 +55,7 @@ def run_demo(state: Path, *, seed: int, json_file: Path | None, out_file: Path |
     """The whole loop; 0 when a change was adopted, 1 when it was refused or rolled back, 3 when nothing was decided."""
     out = Console(force_terminal=sys.stdout.isatty(), soft_wrap=True)
     if not home().is_complete():
-        raise BadInput("the engine's environment is not set up", remedy="make demo does it; or: make engine")
+        raise BadInput("the engine's environment is not set up", remedy="Run `make engine`, or `make demo`")
     criteria = parse_criteria(committed_file(CRITERIA).text, origin=CRITERIA.name)
     if not criteria.demo_policy_approves:
         raise BadInput(

@@ -152,7 +152,7 @@ def build_catalogue(dump: Mapping[str, Any], overlay: Mapping[str, Any]) -> Cata
     if missing := [name for name in notes if name not in knobs]:
         raise CatalogueMismatch(
             f"knobs.yaml names {', '.join(missing)}, which {catalogue.engine_build} does not have",
-            remedy="move the name to `removed` in infra/engine/knobs.yaml, or install the engine that has it",
+            remedy="Move the name to `removed` in infra/engine/knobs.yaml, or install the engine that has it",
         )
     for name, note in notes.items():
         knob = knobs[name]
@@ -171,11 +171,9 @@ def load_catalogue(dump_path: Path, overlay_path: Path = OVERLAY) -> Catalogue:
     try:
         dump = json.loads(dump_path.read_text())
     except FileNotFoundError:
-        raise CatalogueMismatch(
-            f"no knob dump at {dump_path}", remedy="set the engine up: python infra/engine/environment.py ensure"
-        ) from None
+        raise CatalogueMismatch(f"no knob dump at {dump_path}", remedy="Set the engine up: `make engine`") from None
     except json.JSONDecodeError as error:
-        raise CatalogueMismatch(f"{dump_path} is not JSON: {error}", remedy="delete it and repeat the set-up") from None
+        raise CatalogueMismatch(f"{dump_path} is not JSON: {error}", remedy="Delete it and repeat the set-up") from None
     return build_catalogue(dump, yaml.safe_load(overlay_path.read_text()))
 
 

@@ -21,7 +21,7 @@ def embedded_model(target: EngineHome) -> ModelIdentity:
     try:
         found = json.loads((target.model / "identity.json").read_text())
     except FileNotFoundError:
-        raise BadInput(f"no model in {target.model}", remedy="make engine") from None
+        raise BadInput(f"no model in {target.model}", remedy="Run `make engine`") from None
     return ModelIdentity(
         name=MODEL_NAME,
         path=str(target.model),

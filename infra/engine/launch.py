@@ -44,7 +44,7 @@ class StartFailed(EngineFailed):
     """The engine did not come up; `outcome` says how it ended."""
 
     def __init__(self, outcome: Outcome, log_path: Path) -> None:
-        super().__init__(f"the engine did not start: {outcome.text()}", remedy=f"its log: {log_path}")
+        super().__init__(f"the engine did not start: {outcome.text()}", remedy=f"Its log: {log_path}")
         self.outcome = outcome
 
 
@@ -155,7 +155,7 @@ def start_engine(
         UnknownKnob, UnreadableValue: the configuration cannot be rendered.
     """
     if not port_is_free(port):
-        raise StillRunning(f"port {port} is taken{_port_owner(port)}", remedy="end that process or choose another port")
+        raise StillRunning(f"port {port} is taken{_port_owner(port)}", remedy="End that process or choose another port")
     engine_id = secrets.token_hex(8)
     nonce = f"ratchet-{engine_id}"
     argv = [
@@ -268,7 +268,7 @@ def stop(engine: Engine, *, grace_s: float = 10.0) -> int | None:
     if left:
         raise StillRunning(
             f"engine {engine.engine_id}: pid {', '.join(str(p.pid) for p in left)} outlived SIGKILL",
-            remedy="the machine has to be looked at before the next trial",
+            remedy="The machine has to be looked at before the next trial",
         )
     if engine.process is not None:
         with suppress(subprocess.TimeoutExpired):
@@ -279,7 +279,7 @@ def stop(engine: Engine, *, grace_s: float = 10.0) -> int | None:
             raise StillRunning(
                 f"port {engine.port} is still taken{_port_owner(engine.port)} after engine "
                 f"{engine.engine_id} was stopped",
-                remedy="end that process",
+                remedy="End that process",
             )
         time.sleep(0.05)
     return engine.exit_code()
@@ -313,7 +313,7 @@ def reset_prefix_cache(engine: Engine) -> None:
     except OSError as error:
         raise EngineFailed(
             f"the prefix cache of engine {engine.engine_id} could not be reset: {error}",
-            remedy="restart the engine before the next run",
+            remedy="Restart the engine before the next run",
         ) from None
 
 

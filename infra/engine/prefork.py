@@ -107,7 +107,7 @@ class PreforkServer:
             if self._process.poll() is not None:
                 raise EngineFailed(
                     f"the engine's fork server ended with exit code {self._process.returncode}",
-                    remedy=f"see {self.log_path}",
+                    remedy=f"See {self.log_path}",
                 )
             if self._path.exists():
                 with suppress(OSError):
@@ -115,7 +115,7 @@ class PreforkServer:
                     return
             time.sleep(0.05)
         raise EngineFailed(
-            f"the engine's fork server was not ready after {timeout_s:g} s", remedy=f"see {self.log_path}"
+            f"the engine's fork server was not ready after {timeout_s:g} s", remedy=f"See {self.log_path}"
         )
 
     def fork(self, *, argv: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log_path: Path) -> int:

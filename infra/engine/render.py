@@ -36,7 +36,7 @@ def _argument(knob: Knob, value: Scalar) -> list[str]:
             return [knob.negative_flag]
         if knob.default is False:
             return []
-        raise UnreadableValue(f"{knob.name} cannot be switched off in this engine", remedy="leave it out")
+        raise UnreadableValue(f"{knob.name} cannot be switched off in this engine", remedy="Leave it out")
     if knob.multiple:
         return [knob.flag, *str(value).split()]
     # One word, so that a negative number or a text that starts with a dash is not taken for a flag.

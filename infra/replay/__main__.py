@@ -62,7 +62,7 @@ def pin_to_cores(cores: str) -> None:
     if missing:
         raise BadInput(
             f"cores {sorted(missing)} are not available here",
-            remedy=f"choose from {sorted(os.sched_getaffinity(0))}, or none to run unpinned",
+            remedy=f"Choose from {sorted(os.sched_getaffinity(0))}, or none to run unpinned",
         )
     os.sched_setaffinity(0, wanted)
 

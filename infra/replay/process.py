@@ -46,7 +46,7 @@ def run_replay_process(
     except TimeoutError as error:
         raise ReplayTimedOut(
             f"the replay of {sample_path} took longer than {process_timeout_s:g} s",
-            remedy="replay a shorter sample or raise the limit",
+            remedy="Replay a shorter sample or raise the limit",
         ) from error
     if code == 2:
         raise BadInput(message.splitlines()[-1] if message else "the replay refused its input")

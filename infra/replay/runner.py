@@ -7,7 +7,7 @@ import gc
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,9 @@ REQUESTS_FILE = "requests.parquet"
 SUMMARY_FILE = "summary.json"
 TEXTS_FILE = "texts.json"
 _WARMUP_IN_FLIGHT = 8
+PROGRESS_EVERY_S = 10.0
+Progress = Callable[[int, int, int], None]
+"""Takes the requests that have ended, those in flight, and all of the replay."""
 
 
 async def replay(
@@ -36,14 +39,15 @@ async def replay(
     model: str,
     out_dir: Path | None = None,
     options: ReplayOptions | None = None,
+    progress: Progress | None = None,
 ) -> ReplayResult:
     """Replay `sample` against an OpenAI-compatible server.
 
     `base_url` ends in /v1. With `out_dir`, requests.parquet and summary.json (and texts.json when lengths are
-    not forced) appear there, each whole or not at all. Failures of the server are results, not exceptions;
-    BadInput for an unusable address, option or sample.
+    not forced) appear there, each whole or not at all. `progress` is called every PROGRESS_EVERY_S. Failures of
+    the server are results, not exceptions; BadInput for an unusable address, option or sample.
     """
-    run = _Replay(sample, base_url, model, options or ReplayOptions())
+    run = _Replay(sample, base_url, model, options or ReplayOptions(), progress)
     result = await run.measure()
     if out_dir is not None:
         save_result(result, out_dir)
@@ -56,9 +60,10 @@ def run_replay(
     model: str,
     out_dir: Path | None = None,
     options: ReplayOptions | None = None,
+    progress: Progress | None = None,
 ) -> ReplayResult:
     """`replay` in an event loop of its own (uvloop), for callers that have none."""
-    return uvloop.run(replay(sample, base_url, model, out_dir, options))
+    return uvloop.run(replay(sample, base_url, model, out_dir, options, progress))
 
 
 def save_result(result: ReplayResult, out_dir: Path) -> None:
@@ -81,28 +86,32 @@ def load_result(out_dir: Path) -> ReplayResult:
         texts_file = out_dir / TEXTS_FILE
         texts = json.loads(texts_file.read_bytes()) if texts_file.exists() else {}
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise BadInput(f"{out_dir} holds no complete replay result: {error}", remedy="replay again") from error
+        raise BadInput(f"{out_dir} holds no complete replay result: {error}", remedy="Replay again") from error
     return ReplayResult(requests, summary, texts)
 
 
 class _Replay:
     """One replay under way."""
 
-    def __init__(self, sample: Sample, base_url: str, model: str, options: ReplayOptions) -> None:
+    def __init__(
+        self, sample: Sample, base_url: str, model: str, options: ReplayOptions, progress: Progress | None
+    ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise BadInput(f"the base URL {base_url!r} has no http:// or https://")
         if not sample.entries:
-            raise BadInput("the sample holds no request", remedy="draw it again, from a window with traffic")
+            raise BadInput("the sample holds no request", remedy="Draw it again, from a window with traffic")
         if options.mode == "closed" and options.concurrency is None:
-            raise BadInput("a closed loop needs a concurrency", remedy="give --concurrency N")
+            raise BadInput("a closed loop needs a concurrency", remedy="Give --concurrency N")
         if options.mode == "open" and options.passes > 1:
             raise BadInput("recorded arrivals are replayed once; passes are for a closed loop")
         self.sample = sample
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.options = options
+        self.progress = progress
         self.in_flight = 0
         self.max_in_flight = 0
+        self.ended = 0
         self.clock = monotonic_from(time.perf_counter())
         # bodies are made before the clock starts: building them is no part of the measured client's work
         self.ready = [(e, self._url(e), self._body(e)) for e in sample.entries]
@@ -126,7 +135,9 @@ class _Replay:
             with _no_collection():
                 started_s = time.time()
                 self.clock = monotonic_from(time.perf_counter())
+                telling = asyncio.create_task(self._tell())
                 observations = await (self._open_loop(session) if open_loop else self._closed_loop(session))
+                telling.cancel()
                 ended_s = time.time()
         requests = requests_frame(observations)
         summary = summarize(
@@ -141,6 +152,11 @@ class _Replay:
         texts = {} if self.options.force_output_lengths else {o.request_id: o.text for o in observations}
         return ReplayResult(requests, summary, texts)
 
+    async def _tell(self) -> None:
+        while self.progress is not None:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            self.progress(self.ended, self.in_flight, len(self.ready))
+
     async def _warm_up(self, session: aiohttp.ClientSession) -> tuple[int, int]:
         """Sent and failed warm-up requests; they are in no table and no number."""
         entries = warmup_entries(self.sample, self.options.warmup)
@@ -154,7 +170,7 @@ class _Replay:
         failed = sum(await asyncio.gather(*(one(entry) for entry in entries)))
         if entries and self.options.warmup_pause_s:
             await asyncio.sleep(self.options.warmup_pause_s)
-        self.max_in_flight = 0
+        self.max_in_flight = self.ended = 0
         return len(entries), failed
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> list[Observation]:
@@ -214,6 +230,7 @@ class _Replay:
             )
         finally:
             self.in_flight -= 1
+            self.ended += 1
             if slots is not None:
                 slots.release()
         return seen

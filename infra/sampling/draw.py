@@ -103,7 +103,7 @@ def finish_draw(partial: PartialDraw) -> tuple[Sample, SampleManifest]:
         raise EmptyPool(
             f"{plan.source}{_window_text(plan)} leaves nothing to take: {partial.faults.lines} lines, "
             f"{dict(dropped) or 'none of them in the hash interval'}",
-            remedy="draw more, or take the held-out sample from another day"
+            remedy="Draw more, or take the held-out sample from another day"
             if plan.held_out
             else "raise n or share, or choose another window",
         )
@@ -117,7 +117,7 @@ def finish_draw(partial: PartialDraw) -> tuple[Sample, SampleManifest]:
         short = [f"{s.name}: wanted {s.wanted:.0f}, had {s.had}, took {s.taken}" for s in manifest.strata]
         raise ShortfallRefused(
             f"{plan.source} holds too little: {'; '.join(short)}",
-            remedy="use a longer window, smaller quotas, or the policy shrink",
+            remedy="Use a longer window, smaller quotas, or the policy shrink",
         )
     return sample, manifest
 
@@ -128,7 +128,7 @@ def _refuse_unreadable(partial: PartialDraw) -> None:
         raise TooManyBadLines(
             f"{faults.bad_lines} of {faults.lines} lines of {plan.source} could not be read (allowed "
             f"{plan.bad_line_share_allowed:.1%}), the first: {faults.first_bad[0]}",
-            remedy="fix the log's writer, or raise the limit knowingly",
+            remedy="Fix the log's writer, or raise the limit knowingly",
         )
     if partial.pool.arrivals_s:
         return
@@ -144,7 +144,7 @@ def _refuse_unreadable(partial: PartialDraw) -> None:
         what += f"; {len(faults.damaged)} are damaged, {some}"
     if faults.first_bad:
         what += f"; {faults.bad_lines} lines could not be read, the first: {faults.first_bad[0]}"
-    raise EmptyPool(f"{plan.source}{_window_text(plan)} {what}", remedy="check the prefix and the window")
+    raise EmptyPool(f"{plan.source}{_window_text(plan)} {what}", remedy="Check the prefix and the window")
 
 
 def _choose(cell: Cell, plan: DrawPlan, *, quota: bool) -> tuple[list[Attempts], int, int]:

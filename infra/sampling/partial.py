@@ -156,7 +156,7 @@ class PartialDraw:
     def merge(self, other: PartialDraw) -> Self:
         """Join another part of the same plan; returns itself. BadInput when the plans differ."""
         if other.plan != self.plan:
-            raise BadInput("parts of two different draws cannot be merged", remedy="draw both with one plan")
+            raise BadInput("parts of two different draws cannot be merged", remedy="Draw both with one plan")
         self.pool.merge(other.pool)
         self.faults.add(other.faults)
         self.outside_window += other.outside_window

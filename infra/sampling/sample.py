@@ -50,7 +50,7 @@ def stratum_of(prompt_tokens: int, strata: Iterable[Stratum] = DEFAULT_STRATA) -
     for stratum in strata:
         if stratum.low <= prompt_tokens and (stratum.high is None or prompt_tokens < stratum.high):
             return stratum.name
-    raise BadInput(f"no stratum holds a prompt of {prompt_tokens} tokens", remedy="give strata without gaps")
+    raise BadInput(f"no stratum holds a prompt of {prompt_tokens} tokens", remedy="Give strata without gaps")
 
 
 class SampleEntry(BaseModel):
@@ -132,7 +132,7 @@ def make_sample(
     try:
         return Sample(entries=tuple(placed), strata=strata, ignored_columns=ignored_columns)
     except ValidationError as error:
-        raise BadInput(f"not a sample: {_first_fault(error)}", remedy="draw it again with `ratchet sample`") from error
+        raise BadInput(f"not a sample: {_first_fault(error)}", remedy="Draw it again with `ratchet sample`") from error
 
 
 def save_sample(sample: Sample, path: Path) -> str:
@@ -173,7 +173,7 @@ def parse_sample(data: bytes, name: str, strata: tuple[Stratum, ...] = DEFAULT_S
         ignored |= set(row) - known
         entries.append(_entry(row, f"{name}, row {number}"))
     if not entries:
-        raise BadInput(f"the sample {name} holds no request", remedy="draw it again, from a window with traffic")
+        raise BadInput(f"the sample {name} holds no request", remedy="Draw it again, from a window with traffic")
     return make_sample(entries, strata, tuple(sorted(ignored)))
 
 
@@ -228,7 +228,7 @@ def _json_rows(data: bytes, name: str) -> list[dict[str, Any]]:
             raise BadInput(f"{name}, row {number} is not a JSON object")
         rows.append(row)
     if damage:
-        raise BadInput(f"the sample {name} is damaged: {damage[0]}", remedy="fetch or draw it again")
+        raise BadInput(f"the sample {name} is damaged: {damage[0]}", remedy="Fetch or draw it again")
     return rows
 
 

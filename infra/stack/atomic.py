@@ -61,7 +61,7 @@ def file_lock(path: Path, *, wait_s: float) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise LockHeld(
                         f"{path} is locked by another process (waited {wait_s:g} s)",
-                        remedy="wait until the other `ratchet stack` command has ended, then repeat",
+                        remedy="Wait until the other `ratchet stack` command has ended, then repeat",
                     ) from None
                 time.sleep(0.05)
         yield

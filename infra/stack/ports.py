@@ -77,7 +77,7 @@ def free_port(name: str, wanted: int, taken: Collection[int] = ()) -> int:
             return port
     raise NoFreePort(
         f"no free port for {name} from {wanted} upwards",
-        remedy=f"name another one with RATCHET_PORT_{name.upper()}",
+        remedy=f"Name another one with RATCHET_PORT_{name.upper()}",
     )
 
 
@@ -97,8 +97,8 @@ def wanted_ports(requested: Mapping[str, int] | None = None) -> dict[str, int]:
     asked.update(requested or {})
     for name, port in asked.items():
         if name not in DEFAULT_PORTS:
-            raise BadInput(f"no listener is called {name!r}", remedy=f"names: {', '.join(DEFAULT_PORTS)}")
+            raise BadInput(f"no listener is called {name!r}", remedy=f"Names: {', '.join(DEFAULT_PORTS)}")
         top = HIGHEST_WITH_GRPC - 1 if has_grpc(name) else 65_535
         if not 1_024 <= port <= top:
-            raise BadInput(f"port {port} for {name} is out of range", remedy=f"choose 1024 to {top}")
+            raise BadInput(f"port {port} for {name} is out of range", remedy=f"Choose 1024 to {top}")
     return asked

@@ -97,7 +97,7 @@ class StackStatus(_Frozen):
                 return part
         raise StackError(
             f"the stack in {self.state_dir} has no part {name!r}",
-            remedy=f"start it: ratchet stack up (parts: {', '.join(PARTS)})",
+            remedy=f"Start it: `ratchet stack up` (parts: {', '.join(PARTS)})",
         )
 
 

@@ -66,15 +66,17 @@ def set_targets(paths: StackPaths, job: str, addresses: Sequence[str], labels: M
         BadInput: another job, an engine without a known role, an address that is not `host:port`.
     """
     if job not in OPEN_JOBS:
-        raise BadInput(f"job {job!r} takes no targets from outside", remedy=f"jobs: {', '.join(OPEN_JOBS)}")
+        raise BadInput(f"job {job!r} takes no targets from outside", remedy=f"Jobs: {', '.join(OPEN_JOBS)}")
     role = labels.get("role", "")
     if job == "engines" and role not in ROLES:
-        raise BadInput(f"an engine's targets need the label role, not {role!r}", remedy=f"one of {', '.join(ROLES)}")
+        raise BadInput(
+            f"an engine's targets need the label role, not {role!r}", remedy=f"Choose one of {', '.join(ROLES)}"
+        )
     if role and not re.fullmatch(r"[a-z0-9_]+", role):
         raise BadInput(f"the label role={role!r} is not made of a-z, 0-9 and _")
     for address in addresses:
         if not _ADDRESS.match(address):
-            raise BadInput(f"{address!r} is not host:port", remedy="give it without scheme and path")
+            raise BadInput(f"{address!r} is not host:port", remedy="Give it without scheme and path")
     paths.targets_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_targets(paths.targets_dir / (f"{job}-{role}.json" if role else f"{job}.json"), addresses, labels)
 

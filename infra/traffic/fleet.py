@@ -99,7 +99,10 @@ class LocalFleet:
         """
         found = self.current(role)
         if found is None:
-            raise FleetError(f"no {role} replica runs")
+            raise FleetError(
+                f"no {role} replica runs in {self._state}",
+                remedy="A rollout starts the canary; `ratchet rollback --to CONFIG.json` starts stable",
+            )
         return "127.0.0.1", found.port
 
     def last_words(self, role: Role) -> str:

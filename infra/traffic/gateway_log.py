@@ -102,7 +102,7 @@ class HourlyLogWriter:
                 self._last_flush_s = time.monotonic()
                 if self._count > _MOST_PENDING:
                     raise RatchetError(
-                        f"{self._count} log records cannot be written: {error}", remedy="bring the store back"
+                        f"{self._count} log records cannot be written: {error}", remedy="Bring the store back"
                     ) from error
 
     def flush(self) -> None:

@@ -77,7 +77,7 @@ class TrafficGenerator:
     def start(self) -> None:
         """Begin in the background. BadInput when it has been started before."""
         if self._thread is not None:
-            raise BadInput("this generator was started before", remedy="make a new one")
+            raise BadInput("this generator was started before", remedy="Make a new one")
         self._thread = threading.Thread(target=self.run, name="traffic", daemon=True)
         self._thread.start()
 

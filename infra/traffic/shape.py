@@ -135,7 +135,7 @@ def plan_window(shape: TrafficShape, duration_s: float, seed: int, phase: int) -
     recorded = arrivals(shape, shape.recorded_rate_per_s, 0.0, peak_start_s, rng)
     peak = arrivals(shape, shape.peak_rate_per_s, peak_start_s, peak_end_s, peak_rng) if shape.peak_share else []
     if not recorded and not peak:
-        raise BadInput(f"a window of {duration_s:g} s holds no request", remedy="make it longer or the rate higher")
+        raise BadInput(f"a window of {duration_s:g} s holds no request", remedy="Make it longer or the rate higher")
     # each part has the mix for itself, so that a short window is not all short prompts by chance
     lengths = [*prompt_lengths(shape, len(recorded), rng), *prompt_lengths(shape, len(peak), peak_rng)]
     systems = [_text(_rng("system", shape.tenant_seed, t), tokens) for t, tokens in enumerate(_system_tokens(shape))]

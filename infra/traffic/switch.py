@@ -83,7 +83,7 @@ class EnvoySwitch:
         paths = StackPaths(state_dir)
         admin = stack_addresses(paths).envoy_admin
         if not admin:
-            raise SwitchError(f"no Envoy was ever started in {paths.state_dir}", remedy="ratchet stack up")
+            raise SwitchError(f"no Envoy was ever started in {paths.state_dir}", remedy="Run `ratchet stack up`")
         return cls(admin, paths.runtime_file, paths.eds_dir, deadline_s=deadline_s)
 
     @property
@@ -106,11 +106,11 @@ class EnvoySwitch:
             raise BadInput(f"a canary share of {share} is not between 0 and 1")
         weight = round(share * WEIGHT_TOTAL)
         if share > 0 and weight == 0:
-            raise BadInput(f"a canary share of {share} rounds to none", remedy="the smallest is 0.0001")
+            raise BadInput(f"a canary share of {share} rounds to none", remedy="The smallest is 0.0001")
         if weight > 0 and not self.endpoints("canary"):
             raise SwitchError(
                 "the canary has no address; traffic sent to it would fail",
-                remedy="set_endpoint('canary', host, port) first",
+                remedy="Call set_endpoint('canary', host, port) first",
             )
         self._write_and_verify(weight)
 
@@ -125,7 +125,7 @@ class EnvoySwitch:
         if canary + stable <= 0:
             raise SwitchError(
                 f"Envoy's weights add up to {canary + stable}: every request fails",
-                remedy="set_weight(0) or zero_weight_file",
+                remedy="Use set_weight(0) or zero_weight_file",
             )
         return canary / (canary + stable)
 
@@ -173,7 +173,7 @@ class EnvoySwitch:
         if cluster == "canary" and self.weight() > 0:
             raise SwitchError(
                 f"the canary still has weight {self.weight():.4f}; its requests would fail",
-                remedy="set_weight(0) first",
+                remedy="Call set_weight(0) first",
             )
         self._write_endpoints(cluster, None)
 
@@ -224,7 +224,7 @@ class EnvoySwitch:
             if time.monotonic() > deadline:
                 raise SwitchError(
                     f"weight 0 is in force, yet the canary still gets requests ({last - first} since)",
-                    remedy="look for clients that reach the canary past Envoy, and stop the canary",
+                    remedy="Look for clients that reach the canary past Envoy, and stop the canary",
                 )
             time.sleep(_POLL_S)
             now = self._canary_requests()
@@ -257,7 +257,7 @@ class EnvoySwitch:
                     raise SwitchError(
                         f"Envoy refused {self._runtime_file}: runtime.update_failure went from "
                         f"{refused_before} to {refused}",
-                        remedy="another writer broke it; set it again",
+                        remedy="Another writer broke it; set it again",
                     )
                 version = stats.get("runtime.version_text", "")
                 in_force = self._weights()
@@ -274,11 +274,11 @@ class EnvoySwitch:
         if silent:
             raise Unreachable(
                 f"the weight {weight}/{WEIGHT_TOTAL} is written to {self._runtime_file}, but {silent}",
-                remedy="ratchet stack up; the file takes force when Envoy starts",
+                remedy="Run `ratchet stack up`; the file takes force when Envoy starts",
             )
         raise SwitchError(
             f"the weight {weight}/{WEIGHT_TOTAL} did not take force; Envoy has {seen}",
-            remedy="another writer may be at work, or Envoy runs from another folder",
+            remedy="Another writer may be at work, or Envoy runs from another folder",
         )
 
     def _before(self) -> tuple[int | None, str | None]:
@@ -298,7 +298,7 @@ class EnvoySwitch:
             if time.monotonic() > end:
                 raise SwitchError(
                     f"the address of {cluster} did not take force: wanted {wanted}, Envoy has {found}",
-                    remedy="read logs/envoy.log; Envoy may run from another folder",
+                    remedy="Read logs/envoy.log; Envoy may run from another folder",
                 )
             time.sleep(_POLL_S)
 
@@ -311,7 +311,7 @@ class EnvoySwitch:
         except ValueError:
             raise SwitchError(
                 f"Envoy holds the weights canary={canary!r}, stable={stable!r}",
-                remedy="set_weight(0) or zero_weight_file",
+                remedy="Use set_weight(0) or zero_weight_file",
             ) from None
 
     def _stats(self, pattern: str) -> dict[str, str]:
@@ -325,7 +325,7 @@ class EnvoySwitch:
         except OSError as error:
             raise Unreachable(
                 f"Envoy's admin 127.0.0.1:{self._admin_port} does not answer: {error}",
-                remedy="ratchet stack status",
+                remedy="See `ratchet stack status`",
             ) from error
         if status != 200:
             raise Unreachable(f"Envoy's admin 127.0.0.1:{self._admin_port}{path} answered {status}")
@@ -334,7 +334,7 @@ class EnvoySwitch:
 
 def _known(cluster: str) -> None:
     if cluster not in CLUSTERS:
-        raise BadInput(f"no arm is called {cluster!r}", remedy=f"arms: {', '.join(CLUSTERS)}")
+        raise BadInput(f"no arm is called {cluster!r}", remedy=f"Arms: {', '.join(CLUSTERS)}")
 
 
 def _new_version(weight: int) -> str:

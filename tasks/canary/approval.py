@@ -6,8 +6,8 @@ import time
 
 from infra.connect import open_store
 from infra.errors import BadInput
-from infra.store import ObjectMissing
 from tasks.canary.records import Approval, RolloutPlan
+from tasks.canary.storage import plan_under
 from tasks.shared.ledger import ledger_key
 from tasks.shared.pin import CriteriaPin
 from tasks.shared.records import LedgerEntry
@@ -19,10 +19,7 @@ def load_plan(key: str) -> RolloutPlan:
     Raises:
         BadInput: there is none.
     """
-    try:
-        return open_store().get_record(key, RolloutPlan)
-    except ObjectMissing:
-        raise BadInput(f"no plan at {key}", remedy="`ratchet ledger list` shows plans that wait") from None
+    return plan_under(open_store(), key)
 
 
 def describe(plan: RolloutPlan) -> str:
@@ -55,7 +52,7 @@ def decide(plan: RolloutPlan, decision: str, by: str) -> Approval:
         BadInput: nobody is named, or the plan was decided before: otherwise, by someone else, or too long ago.
     """
     if decision not in ("approve", "reject"):
-        raise BadInput(f"{decision!r} is no decision", remedy="approve or reject; there is no default")
+        raise BadInput(f"{decision!r} is no decision", remedy="Approve or reject; there is no default")
     if not by.strip():
         raise BadInput("a decision names who made it", remedy="--by NAME")
     store, now_s = open_store(), time.time()

@@ -38,7 +38,7 @@ def drill(plan_key: str, share: float, ttl_s: float = 60.0, wait_s: float = 60.0
     plan = Rollout(store, plan_key).plan
     allowed = approval_valid(plan, approval_of(store, plan), time.time())
     if allowed.outcome is not Outcome.PASS:
-        raise BadInput("; ".join(r.text for r in allowed.reasons), remedy="ratchet approve " + plan_key)
+        raise BadInput("; ".join(r.text for r in allowed.reasons), remedy=f"Run `ratchet approve {plan_key}` first")
     settings = ProductionSettings()  # read from the environment
     switch, fleet = EnvoySwitch.of_stack(settings.state_dir), LocalFleet(settings)
     lease = _lease(store, plan.target, ttl_s)

@@ -7,8 +7,9 @@ import socket
 import time
 from collections.abc import Iterator
 
+from infra.errors import BadInput
 from infra.lease import Lease, LeaseLost
-from infra.store import ObjectStore
+from infra.store import ObjectMissing, ObjectStore
 from infra.traffic.switch import SwitchError
 from tasks.baseline.records import BaselineReport
 from tasks.canary import rollout as machine
@@ -27,6 +28,18 @@ def lease_name(target: Target) -> str:
     return f"rollout/{target.key}"
 
 
+def plan_under(store: ObjectStore, key: str) -> RolloutPlan:
+    """The plan under an S3 key.
+
+    Raises:
+        BadInput: there is none.
+    """
+    try:
+        return store.get_record(key, RolloutPlan)
+    except ObjectMissing:
+        raise BadInput(f"no plan at {key}", remedy="`ratchet ledger list` shows plans that wait") from None
+
+
 def rollouts_of(store: ObjectStore, target: Target) -> Iterator[RolloutState]:
     """The state of every rollout of a target, whatever became of it."""
     for found in store.list(f"rollouts/{target.key}/"):
@@ -39,7 +52,7 @@ class Rollout:
 
     def __init__(self, store: ObjectStore, plan_key: str) -> None:
         self.store = store
-        self.plan = store.get_record(plan_key, RolloutPlan)
+        self.plan = plan_under(store, plan_key)
         self.folder = rollout_folder(self.plan.target, self.plan.plan_id)
         self.key = f"{self.folder}/state.json"
         self.etag = ""

@@ -112,7 +112,7 @@ def refuse_endless(duration_s: float, time_scale: float) -> None:
         raise BadInput(
             f"one run at recorded load would last {duration_s * time_scale:,.0f} s, {LONGEST_RECORDED_S:,.0f} s are "
             "the most",
-            remedy="give the campaign a `sample_window` of an hour or less (a stretch of the baseline's window, with "
+            remedy="Give the campaign a `sample_window` of an hour or less (a stretch of the baseline's window, with "
             "its own peak) and a `held_out_window`",
         )
 

@@ -180,7 +180,7 @@ def _unit_hint(name: str, value: Any) -> str:
 
 def _explained(error: ValidationError) -> Iterator[str]:
     for item in error.errors():
-        where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(p) for p in item["loc"])) or "the whole"
+        where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(p) for p in item["loc"])) or "as a whole"
         given = item.get("input")
         field = str(next((p for p in reversed(item["loc"]) if isinstance(p, str)), ""))
         if item["type"] == "missing":

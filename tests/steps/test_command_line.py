@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.sampling import SampleEntry, make_sample, save_sample, strata_from_bounds
+from tests.conftest import LocalStack
+from tests.fakes.stub_llm import StubLLM
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -177,6 +181,7 @@ def test_C4_a_claim_cannot_choose_how_far_off_it_may_be(repository: Path) -> Non
         ),
         ("does not exist", ("verdict", "--criteria", "nowhere.md", "--baseline", "b", "--candidate", "c")),
         ("ratchet stack up", ("ledger", "list")),
+        ("as a whole: Input should be a valid dictionary", ("campaign", "run", "--params", os.devnull)),
     ],
 )
 def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
@@ -203,6 +208,48 @@ def test_parameters_say_which_key_is_wrong(tmp_path: Path, named: str, text: str
     done = ratchet("campaign", "run", "--params", str(file), cwd=tmp_path)
     assert done.returncode == 2
     assert named in done.stderr
+
+
+def sample_file(folder: Path) -> str:
+    """Two requests, ten minutes apart."""
+    asked = ({"role": "user", "content": "what"},)
+    two = [
+        SampleEntry(request_id=f"r{n}", arrival_s=600.0 * n, prompt_tokens=5, output_tokens=4, messages=asked)
+        for n in (0, 1)
+    ]
+    save_sample(make_sample(two, strata_from_bounds(10, 100)), folder / "two.parquet")
+    return str(folder / "two.parquet")
+
+
+def test_a_replay_of_minutes_does_not_begin_without_a_server(tmp_path: Path) -> None:
+    with StubLLM() as stub:
+        gone = stub.base_url
+    given = ("--sample", sample_file(tmp_path), "--model", "stub", "--out", "o")
+    done = ratchet("replay", *given, "--base-url", gone, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"no server answers at {gone}" in done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_replay_for_a_model_that_is_not_served_names_those_that_are(tmp_path: Path) -> None:
+    with StubLLM() as stub:
+        given = ("--sample", sample_file(tmp_path), "--base-url", stub.base_url, "--out", "o")
+        done = ratchet("replay", *given, "--model", "other", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "does not serve 'other'. It serves 'stub'" in done.stderr
+        assert stub.bodies == []
+        served = ratchet("replay", *given, "--model", "stub", "--time-scale", "0.02", cwd=tmp_path)
+    assert served.returncode == 0, served.stderr
+    assert "1 of 2 requests ended, 0 in flight" in served.stderr  # told while it waits for the second arrival
+
+
+@pytest.mark.parametrize("command", ["approve", "rollout", "drill"])
+def test_a_plan_that_does_not_exist_is_named_with_where_plans_are_shown(stack: LocalStack, command: str) -> None:
+    given = ["campaigns/none/plan.json", *(["--reject", "--by", "me"] if command == "approve" else [])]
+    done = ratchet(command, *given, RATCHET_STATE=str(stack.state_dir))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no plan at campaigns/none/plan.json" in done.stderr
+    assert "ratchet ledger list" in done.stderr
 
 
 def test_help_texts_hold_an_example() -> None:
