@@ -14,12 +14,14 @@ def check_server(base_url: str, model: str, timeout_s: float = ASK_TIMEOUT_S) ->
 
     Raises:
         Unreachable: nobody answers at the address.
-        BadInput: the server lists its models, and `model` is not among them.
+        BadInput: `base_url` is no address, or the server lists its models, and `model` is not among them.
     """
     with requests.Session() as session:
         session.trust_env = False  # the replay takes no proxy from the environment either
         try:
             answer = session.get(f"{base_url.rstrip('/')}/models", timeout=timeout_s)
+        except ValueError:  # what requests raises for an address that it cannot take apart
+            raise BadInput(f"{base_url!r} is no server's address", remedy="Give it as http://HOST:PORT/v1") from None
         except requests.RequestException as error:
             raise Unreachable(
                 f"no server answers at {base_url} ({type(error).__name__})", remedy="Start it, or correct --base-url"

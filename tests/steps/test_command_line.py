@@ -231,6 +231,14 @@ def test_a_replay_of_minutes_does_not_begin_without_a_server(tmp_path: Path) -> 
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize("address", ["localhost:8000/v1", "http:///v1"])
+def test_a_replay_of_no_address_shows_the_form_of_one(tmp_path: Path, address: str) -> None:
+    given = ("--sample", sample_file(tmp_path), "--model", "stub", "--out", "o")
+    done = ratchet("replay", *given, "--base-url", address, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "http://HOST:PORT/v1" in done.stderr
+
+
 def test_a_replay_for_a_model_that_is_not_served_names_those_that_are(tmp_path: Path) -> None:
     with StubLLM() as stub:
         given = ("--sample", sample_file(tmp_path), "--base-url", stub.base_url, "--out", "o")
