@@ -284,7 +284,7 @@ async def test_a_canary_has_an_address_as_long_as_it_has_weight(stack, arms, swi
         await put(switch, 0.1)
     with pytest.raises(BadInput, match="IP address"):
         switch.set_endpoint("canary", "localhost", 80)
-    with pytest.raises(BadInput, match="arms: stable, canary"):
+    with pytest.raises(BadInput, match="Arms: stable, canary"):
         switch.set_endpoint("blue", "127.0.0.1", 80)
 
 
