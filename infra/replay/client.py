@@ -75,12 +75,14 @@ async def stream_request(
     headers: dict[str, str] | None = None,
     forced_tokens: int | None = None,
     recorded_prompt_tokens: int | None = None,
+    on_tokens: Callable[[float, int], None] | None = None,
 ) -> None:
     """Send `body` (JSON) to `url` and fill `observation`. Never raises for what server or network do.
 
-    `clock` gives seconds from the start of the replay. Nothing is retried: a retry would hide a failure.
+    `clock` gives seconds from the start of the replay; `on_tokens` is told of output tokens as they come. Nothing is
+    retried: a retry would hide a failure.
     """
-    stream = CompletionStream()
+    stream = CompletionStream(on_tokens)
     sent_headers = {"Content-Type": "application/json", **(headers or {})}
 
     def sent() -> None:

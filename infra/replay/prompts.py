@@ -28,7 +28,7 @@ def request_body(entry: SampleEntry, model: str, options: ReplayOptions) -> dict
     body: dict[str, Any] = {
         "model": model,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, **({"continuous_usage_stats": True} if options.endless else {})},
         "temperature": 0,
     }
     if options.force_output_lengths:

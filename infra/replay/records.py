@@ -55,8 +55,17 @@ class ReplayOptions(BaseModel):
     passes: int = Field(
         default=1,
         ge=1,
-        description="closed loop: how often the sample is replayed without a gap. Each pass after the first has a "
-        "prefix-cache salt of its own, so reuse within a pass is the sample's and none crosses passes",
+        description="closed loop: how often the sample is replayed without a gap. Each pass after the first has other "
+        "private text of equal length (infra/replay/variants.py); what conversations share stays as recorded",
+    )
+    endless: bool = Field(
+        default=False,
+        description="closed loop: goes on, pass after pass, until a file named STOP lies in the out folder",
+    )
+    variant: int = Field(
+        default=0,
+        ge=0,
+        description="which variation of the private text is sent, the first pass's in an endless loop; 0: as recorded",
     )
     warmup: int = Field(default=0, ge=0, description="requests with other prompts before the clock starts")
     warmup_pause_s: float = Field(default=0.0, ge=0)
@@ -117,6 +126,9 @@ class ReplaySummary(BaseModel):
     e2e_ms: Percentiles = Field(description="end from planned (open loop) or sent (closed loop)")
     chunk_gap_ms: Percentiles = Field(description="between chunks of the stream; a chunk may hold several tokens")
     failures: dict[str, int] = Field(description="status other than ok to number of requests")
+    without_text: int = Field(
+        default=0, description="ok requests answered without text: the server counted tokens and showed none (LG7)"
+    )
     cached_tokens: int | None = Field(
         description="prompt tokens served from the prefix cache, where the server says so; None where not"
     )

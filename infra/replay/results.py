@@ -117,6 +117,7 @@ def summarize(
         e2e_ms=percentiles(timed["e2e_ms"]),
         chunk_gap_ms=percentiles(pl.Series(gaps, dtype=pl.Float64)),
         failures=dict(sorted(failures.items())),
+        without_text=sum(not o.chunk_times_s for o in served),
         cached_tokens=sum(cached) if cached else None,
         max_in_flight=max_in_flight,
         mode=options.mode,

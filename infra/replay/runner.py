@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import json
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +22,18 @@ from infra.replay.code_hash import replay_code_hash
 from infra.replay.prompts import request_body, request_path, warmup_entries
 from infra.replay.records import ReplayOptions, ReplayResult, ReplaySummary
 from infra.replay.results import requests_frame, summarize
+from infra.replay.variants import Variations
 from infra.sampling.files import write_atomically
 from infra.sampling.sample import Sample, SampleEntry
 
 REQUESTS_FILE = "requests.parquet"
 SUMMARY_FILE = "summary.json"
 TEXTS_FILE = "texts.json"
+LIVE_FILE = "live.bin"
+"""What an endless replay writes as it goes: pairs of float64, the moment by the machine's monotonic clock, and output
+tokens that came (above 0), a request that ended well (0) or one that failed (-1)."""
+STOP_FILE = "STOP"
+LIVE_EVERY_S = 0.1
 _WARMUP_IN_FLIGHT = 8
 PROGRESS_EVERY_S = 10.0
 Progress = Callable[[int, int, int], None]
@@ -47,7 +54,7 @@ async def replay(
     not forced) appear there, each whole or not at all. `progress` is called every PROGRESS_EVERY_S. Failures of
     the server are results, not exceptions; BadInput for an unusable address, option or sample.
     """
-    run = _Replay(sample, base_url, model, options or ReplayOptions(), progress)
+    run = _Replay(sample, base_url, model, options or ReplayOptions(), progress, out_dir)
     result = await run.measure()
     if out_dir is not None:
         save_result(result, out_dir)
@@ -94,7 +101,13 @@ class _Replay:
     """One replay under way."""
 
     def __init__(
-        self, sample: Sample, base_url: str, model: str, options: ReplayOptions, progress: Progress | None
+        self,
+        sample: Sample,
+        base_url: str,
+        model: str,
+        options: ReplayOptions,
+        progress: Progress | None,
+        out_dir: Path | None,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise BadInput(f"the base URL {base_url!r} has no http:// or https://")
@@ -104,6 +117,8 @@ class _Replay:
             raise BadInput("a closed loop needs a concurrency", remedy="Give --concurrency N")
         if options.mode == "open" and options.passes > 1:
             raise BadInput("recorded arrivals are replayed once; passes are for a closed loop")
+        if options.endless and (options.mode == "open" or out_dir is None):
+            raise BadInput("an endless replay is a closed loop with a folder for its results")
         self.sample = sample
         self.base_url = base_url.rstrip("/")
         self.model = model
@@ -112,20 +127,30 @@ class _Replay:
         self.in_flight = 0
         self.max_in_flight = 0
         self.ended = 0
-        self.clock = monotonic_from(time.perf_counter())
+        self.origin_s = time.perf_counter()
+        self.clock = monotonic_from(self.origin_s)
+        self.out_dir = out_dir
+        self.variations = Variations(sample.entries)
+        self.live: list[bytes] = []
         # bodies are made before the clock starts: building them is no part of the measured client's work
-        self.ready = [(e, self._url(e), self._body(e)) for e in sample.entries]
-        for number in range(2, options.passes + 1):
-            salt = f"{options.cache_salt or ''}pass {number}"
-            again = [e.model_copy(update={"request_id": f"{e.request_id}~{number}"}) for e in sample.entries]
-            self.ready += [(e, self._url(e), self._body(e, salt)) for e in again]
+        self.ready = [
+            request
+            for variant in range(options.variant, options.variant + options.passes)
+            for request in self._pass(variant)
+        ]
+
+    def _pass(self, variant: int) -> list[tuple[SampleEntry, str, bytes]]:
+        entries = [self.variations.of(e, variant) for e in self.sample.entries]
+        if variant > self.options.variant:
+            mark = f"~{variant - self.options.variant + 1}"
+            entries = [e.model_copy(update={"request_id": f"{e.request_id}{mark}"}) for e in entries]
+        return [(e, self._url(e), self._body(e)) for e in entries]
 
     def _url(self, entry: SampleEntry) -> str:
         return self.base_url + request_path(entry, self.options)
 
-    def _body(self, entry: SampleEntry, salt: str | None = None) -> bytes:
-        options = self.options if salt is None else self.options.model_copy(update={"cache_salt": salt})
-        return json.dumps(request_body(entry, self.model, options)).encode()
+    def _body(self, entry: SampleEntry) -> bytes:
+        return json.dumps(request_body(entry, self.model, self.options)).encode()
 
     async def measure(self) -> ReplayResult:
         """Warm up, replay, summarize."""
@@ -134,7 +159,8 @@ class _Replay:
             warmup = await self._warm_up(session)
             with _no_collection():
                 started_s = time.time()
-                self.clock = monotonic_from(time.perf_counter())
+                self.origin_s = time.perf_counter()
+                self.clock = monotonic_from(self.origin_s)
                 telling = asyncio.create_task(self._tell())
                 observations = await (self._open_loop(session) if open_loop else self._closed_loop(session))
                 telling.cancel()
@@ -188,17 +214,43 @@ class _Replay:
 
     async def _closed_loop(self, session: aiohttp.ClientSession) -> list[Observation]:
         """Keep `concurrency` requests in flight, in the sample's order; planned is when a slot came free."""
-        waiting = iter(enumerate(self.ready))
+        waiting = enumerate(self._passes()) if self.options.endless else enumerate(self.ready)
         results: dict[int, Observation] = {}
 
         async def slot() -> None:
             for number, (entry, url, body) in waiting:
                 results[number] = await self._send(session, entry, url, body, self.clock())
 
+        slots = self.options.concurrency or 1
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.options.concurrency or 1, len(self.ready))):
-                group.create_task(slot())
+            running = [
+                group.create_task(slot()) for _ in range(slots if self.options.endless else min(slots, len(self.ready)))
+            ]
+            if self.options.endless:
+                await self._until_told_to_stop()
+                for task in running:  # what is under way is cut off, and is nobody's failure
+                    task.cancel()
         return [results[number] for number in sorted(results)]
+
+    def _passes(self) -> Iterator[tuple[SampleEntry, str, bytes]]:
+        variant = self.options.variant + self.options.passes - 1
+        while True:
+            yield from self.ready
+            variant += 1
+            self.ready = self._pass(variant)
+
+    async def _until_told_to_stop(self) -> None:
+        assert self.out_dir is not None
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        with (self.out_dir / LIVE_FILE).open("wb", buffering=0) as file:
+            while not (self.out_dir / STOP_FILE).exists():
+                await asyncio.sleep(LIVE_EVERY_S)
+                told, self.live = self.live, []
+                file.write(b"".join(told))
+
+    def _happened(self, at_s: float, what: int) -> None:
+        if self.options.endless:  # perf_counter and monotonic are one clock on Linux, the same in every process
+            self.live.append(struct.pack("<dd", self.origin_s + at_s, what))
 
     async def _send(
         self,
@@ -227,7 +279,9 @@ class _Replay:
                 headers=headers,
                 forced_tokens=entry.output_tokens if self.options.force_output_lengths else None,
                 recorded_prompt_tokens=entry.prompt_tokens,
+                on_tokens=self._happened,
             )
+            self._happened(self.clock(), 0 if seen.status == "ok" else -1)
         finally:
             self.in_flight -= 1
             self.ended += 1

@@ -1,13 +1,15 @@
 """Read one streamed completion: what arrived when, and did it end well. Pure; time is an argument.
 
 A 200 is no success here. A stream is ok only when it has a token, a finish reason that is not an error, and
-`[DONE]`; an error event makes it a stream_error whatever came before (case LG2).
+`[DONE]`; an error event makes it a stream_error whatever came before (case LG2). Tokens that the server counts and
+shows no text of (a refusal, what a parser swallows) are served work (case LG7).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from infra.replay.records import Status
@@ -18,7 +20,11 @@ _FAILED_FINISHES = frozenset({"error", "abort"})
 class CompletionStream:
     """State of one `text/event-stream` answer of /chat/completions or /completions."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_tokens: Callable[[float, int], None] | None = None) -> None:
+        """`on_tokens` is told of output tokens as they come: (time, how many). A chunk is one token until the
+        server's usage says how many there are."""
+        self._on_tokens = on_tokens
+        self._told = 0
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.done = False
@@ -83,7 +89,7 @@ class CompletionStream:
                 name for name, there in (("finish_reason", self.finish_reason), ("[DONE]", self.done)) if not there
             ]
             return "cut", f"the stream ended without {' and '.join(missing)}"
-        if not self.chunk_times_s:
+        if not self.chunk_times_s and not self.completion_tokens:
             return "no_tokens", "the stream held no token"
         return "ok", None
 
@@ -123,12 +129,20 @@ class CompletionStream:
             self.error = self.error or _error_text(body)
             return
         self._usage(body.get("usage"))
+        seen = len(self._all_times)
         choices = body.get("choices")
         try:
             for choice in () if choices is None else choices:
                 self._choice(choice, now_s)
         except (AttributeError, TypeError, ValueError, RecursionError):
             self.error = self.error or f"an event of another form: {payload[:80]!r}"
+        self._tell(now_s, len(self._all_times) - seen, counted=isinstance(body.get("usage"), dict))
+
+    def _tell(self, now_s: float, chunks: int, *, counted: bool) -> None:
+        new = (self.completion_tokens or 0) - self._told if counted else chunks
+        if new > 0 and self._on_tokens is not None:
+            self._on_tokens(now_s, new)
+        self._told += max(new, 0)
 
     def _choice(self, choice: dict[str, Any], now_s: float) -> None:
         if _is_error(choice):
@@ -143,7 +157,7 @@ class CompletionStream:
             if not isinstance(text, str):
                 raise TypeError("text is no text")
         else:
-            text = "".join(delta.get(key) or "" for key in ("reasoning", "reasoning_content", "content"))
+            text = "".join(delta.get(key) or "" for key in ("reasoning", "reasoning_content", "content", "refusal"))
             if delta.get("tool_calls"):
                 text += json.dumps(delta["tool_calls"], sort_keys=True)
             silent = "role" not in delta and delta.get("content") == ""  # the role chunk is no token

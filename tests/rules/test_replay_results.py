@@ -86,3 +86,44 @@ def test_an_empty_delta_is_no_token_when_the_count_leaves_no_room_for_it():
     empty = b'data: {"choices":[{"delta":{"content":""}}]}\n\n'
     stream = fed(TOKEN, empty, empty, FINISH, b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n', DONE)
     assert stream.chunk_times_s == [0.0]
+
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+
+
+def counted(tokens):
+    return b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % tokens
+
+
+def test_LG7_a_refusal_is_output():
+    refusal = b'data: {"choices":[{"delta":{"refusal":"no"},"finish_reason":null}]}\n\n'
+    stream = fed(ROLE, refusal, refusal, FINISH, counted(2), DONE)
+    assert stream.status() == ("ok", None)
+    assert (stream.text, stream.counted_tokens, len(stream.chunk_times_s)) == ("nono", 2, 2)
+
+
+def test_LG7_tokens_without_any_text_are_served_work_without_a_first_token():
+    length = b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n'
+    stream = fed(ROLE, length, counted(5), DONE)
+    assert stream.status() == ("ok", None)
+    assert (stream.counted_tokens, stream.chunk_times_s) == (5, [])
+    assert fed(ROLE, length, counted(0), DONE).status()[0] == "no_tokens"
+
+
+@pytest.mark.parametrize(
+    ("told", "events"),
+    [
+        ([1, 1], (TOKEN, TOKEN, FINISH, counted(2), DONE)),
+        ([1, 1, 5], (TOKEN, TOKEN, FINISH, counted(7), DONE)),
+        ([3, 1], (TOKEN.replace(b"]}", b'],"usage":{"completion_tokens":3}}'), TOKEN, FINISH, counted(4), DONE)),
+        ([5], (ROLE, FINISH, counted(5), DONE)),
+        ([], (ROLE, FINISH, DONE)),
+    ],
+)
+def test_LG3_tokens_are_told_as_they_come_and_add_up_to_the_usage(told, events):
+    seen = []
+    stream = CompletionStream(lambda _, tokens: seen.append(tokens))
+    for event in events:
+        stream.feed(event, 0.0)
+    stream.close(0.0)
+    assert seen == told

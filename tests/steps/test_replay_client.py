@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import polars as pl
 import psutil
 import pytest
@@ -25,6 +26,7 @@ from infra.replay import (
 )
 from infra.replay.process import ReplayProcessFailed, ReplayTimedOut
 from infra.replay.prompts import warmup_entries
+from infra.replay.runner import LIVE_FILE, STOP_FILE
 from infra.sampling import Sample, SampleEntry, make_sample, save_sample, strata_from_bounds
 from tests.fakes.stub_llm import StubLLM, StubTiming, prompt_text
 
@@ -382,16 +384,52 @@ def test_a_replay_does_not_outlive_the_process_that_asked_for_it(stub, tmp_path)
     assert not alive
 
 
-def test_a_sample_is_replayed_in_passes_without_reuse_across_them():
+def talk(number, question):
+    """A request with a system prompt that all share and a question of its own."""
+    asked = entry(number)
+    messages = ({"role": "system", "content": "you are one helper of all"}, {"role": "user", "content": question})
+    return asked.model_copy(update={"messages": messages})
+
+
+QUESTIONS = ("why does the sea look blue today", "how many legs has a spider then", "what is the time in rome")
+
+
+def test_LG5_a_sample_is_replayed_in_passes_that_share_only_what_conversations_share():
     with StubLLM(StubTiming(first_token_s=0.01, seen_factor=10)) as caching:
-        sample = sample_of(entry(1), entry(2), entry(3))
+        sample = sample_of(*(talk(i, text) for i, text in enumerate(QUESTIONS, 1)))
         options = ReplayOptions(mode="closed", concurrency=2, passes=3)
         found = run_replay(sample, caching.base_url, "stub", None, options)
         assert found.summary.requests == found.summary.ok == 9
         assert found.summary.cached_tokens == 0
+        assert len({found.summary.prompt_tokens // 3}) == 1
         assert sorted(found.requests["request_id"].to_list()) == sorted(
             f"r{i}{mark}" for i in (1, 2, 3) for mark in ("", "~2", "~3")
         )
+        sent = [[m["content"] for m in body["messages"]] for body in caching.bodies]
+        assert {system for system, _ in sent} == {"you are one helper of all"}
+        assert len({question for _, question in sent}) == 9
+        assert {tuple(sorted(q.split())) for _, q in sent} == {tuple(sorted(q.split())) for q in QUESTIONS}
         assert found.summary.sample_hash == sample.content_hash()
         with pytest.raises(BadInput, match="passes are for a closed loop"):
             run_replay(sample, caching.base_url, "stub", None, ReplayOptions(passes=2))
+
+
+def test_an_endless_loop_tells_tokens_as_they_come_and_ends_when_it_is_told_to(tmp_path):
+    with StubLLM(StubTiming(first_token_s=0.02, token_gap_s=0.005, slots=2)) as stub:
+        sample = sample_of(*(talk(i, text) for i, text in enumerate(QUESTIONS, 1)))
+        options = ReplayOptions(mode="closed", concurrency=2, endless=True)
+        stopper = threading.Timer(1.0, (tmp_path / STOP_FILE).touch)
+        stopper.start()
+        before_s = time.monotonic()
+        found = run_replay(sample, stub.base_url, "stub", tmp_path, options)
+        after_s = time.monotonic()
+    live = np.fromfile(tmp_path / LIVE_FILE, dtype="<f8").reshape(-1, 2)
+    assert before_s <= live[:, 0].min() <= live[:, 0].max() <= after_s
+    assert found.summary.failed == 0, "what was cut off by the end is nobody's failure"
+    assert found.summary.requests > 2 * len(QUESTIONS)
+    ended = int((live[:, 1] == 0).sum())
+    assert found.summary.requests - 4 <= ended <= found.summary.requests
+    tokens = live[live[:, 1] > 0, 1].sum()
+    assert found.summary.output_tokens * 0.8 <= tokens <= found.summary.output_tokens * 1.2
+    with pytest.raises(BadInput, match="endless"):
+        run_replay(sample, "http://127.0.0.1:9/v1", "stub", None, options)
