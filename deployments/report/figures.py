@@ -5,16 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.report.story import Story
-from tasks.sandbox.records import TrialResult
+from tasks.sandbox.records import MetricComparison, TrialResult
 from tasks.shared.records import Outcome, Reading
+
+TEMPTING_PCT = 5.0
+"""A change that gains more than this on latency or throughput looks tempting."""
 
 
 def _number(reading: Reading | None) -> float | None:
     return None if reading is None else reading.value
 
 
+def _throughput(trial: TrialResult | None) -> MetricComparison | None:
+    return trial.comparison("throughput_per_gpu") if trial else None
+
+
 def _throughput_pct(trial: TrialResult | None) -> float | None:
-    comparison = trial.comparison("throughput_per_gpu") if trial else None
+    comparison = _throughput(trial)
     return comparison.change_pct if comparison else None
 
 
@@ -24,6 +31,7 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
     rows = []
     for h in story.hypotheses.hypotheses if story.hypotheses else ():
         trial = by_id.get(h.id)
+        compared = _throughput(trial)
         rows.append(
             {
                 "id": h.id,
@@ -33,7 +41,9 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
                 "to": h.value_to,
                 "sentence": h.sentence(),
                 "class": trial.outcome_class.value if trial else "not run",
-                "throughput_change_pct": _throughput_pct(trial),
+                "throughput_change_pct": compared.change_pct if compared else None,
+                "interval_pct": [compared.low_pct, compared.high_pct] if compared else [None, None],
+                "pairs": getattr(compared, "pairs", 0),
                 "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
                 # What decided stands first: a page shows the beginning.
                 "why": [r.text for r in sorted(trial.judgement.reasons, key=lambda r: r.outcome is Outcome.PASS)]
@@ -45,7 +55,7 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
 
 
 def refused_by_guard(story: Story) -> list[dict[str, Any]]:
-    """Single changes that looked tempting (survivors faster) and broke a guard."""
+    """Single changes that looked tempting (survivors faster, or more tokens a second) and broke a guard."""
     found = []
     guards = {g.name for g in story.pin.criteria.guards}
     for trial in story.trials:
@@ -55,7 +65,11 @@ def refused_by_guard(story: Story) -> list[dict[str, Any]]:
         tempting = [
             f"{c.metric} {c.change_pct:+.1f} %"
             for c in trial.comparisons
-            if c.change_pct is not None and c.metric.endswith("latency") and c.change_pct < -5
+            if c.change_pct is not None
+            and (
+                (c.metric.endswith("latency") and c.change_pct < -TEMPTING_PCT)
+                or (c.metric == "throughput_per_gpu" and c.change_pct > TEMPTING_PCT)
+            )
         ]
         if broken:
             found.append(

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import polars as pl
 
-from deployments.report import plots
+from deployments.report import plots, words
 from deployments.report.figures import figures
 from deployments.report.story import Story
 from infra.sampling.files import write_atomically
@@ -17,16 +17,21 @@ from infra.store import ObjectStore
 from tasks.sandbox.records import TrialResult
 from tasks.shared.records import Outcome
 
-SHOWN = ("throughput_per_gpu", "p50_latency", "p90_latency", "p99_latency", "ttft_p99", "tpot_p99", "error_rate")
-
-
-def _pct(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:+.1f} %"
+DRAWN = (
+    ("throughput_per_gpu", "throughput", "tokens/s", "higher"),
+    ("p99_latency", "P99 latency", "ms", "lower"),
+    ("ttft_p99", "P99 time to first token", "ms", "lower"),
+)
+"""Production's metrics that are drawn: key, title, unit, which direction is better."""
 
 
 def _change(trial: TrialResult, metric: str) -> str:
     comparison = trial.comparison(metric)
-    return _pct(comparison.change_pct if comparison else None)
+    return words.percent(comparison.change_pct if comparison else None)
+
+
+def _throughput(trial: TrialResult) -> str:
+    return words.ratio(trial.comparison("throughput_per_gpu"))
 
 
 def _synergy(trial: TrialResult) -> str:
@@ -54,16 +59,34 @@ def _production(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         after = data["production"]["after"].get(metric)
         change = "–"
         if before is not None and after is not None and before:
-            change = _pct((after - before) / before * 100)
+            change = words.percent((after - before) / before * 100)
+        # Throughput's words hold its unit; the page says below that saturated seconds count.
+        label = words.metric(metric) if metric == "throughput_per_gpu" else f"{words.metric(metric)}, {units[metric]}"
         rows.append(
             (
-                f"{metric}, {units[metric]}",
+                label,
                 "unknown" if before is None else f"{before:,.1f}",
                 "not measured" if after is None else f"{after:,.1f}",
                 change,
             )
         )
     return rows
+
+
+def _before_after(data: dict[str, Any]) -> str:
+    before, after = data["production"]["before"], data["production"]["after"]
+    pairs = [
+        (name, unit, better, before.get(key), after.get(key))
+        for key, name, unit, better in DRAWN
+        if before.get(key) is not None or after.get(key) is not None
+    ]
+    return plots.before_after(pairs) if pairs else ""
+
+
+def how_measured(story: Story) -> tuple[str, str]:
+    """The sandbox's sentence on what it can tell, and its design; both empty where neither was written."""
+    calibration = getattr(story.baseline, "calibration", None)
+    return str(getattr(calibration, "sentence", "") or ""), str(getattr(calibration, "design", "") or "")
 
 
 def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[tuple[str, str, str]]:
@@ -75,10 +98,14 @@ def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[t
             story.rollout.phase.value
             if story.rollout
             else (story.verdict.judgement.outcome.value if story.verdict else "not finished"),
-            "adopted " + ", ".join(f"{k}={v}" for k, v in adopted.items()) if adopted else "nothing adopted",
+            f"adopted {words.changes(adopted)}" if adopted else "nothing adopted",
         ),
-        ("production throughput", _pct(change), "saturated seconds, Prometheus"),
-        ("sandbox predicted", _pct(data["sandbox_prediction_pct"]), "held-out sample, after the learned discount"),
+        ("production throughput", words.percent(change), "saturated seconds, Prometheus"),
+        (
+            "sandbox predicted",
+            words.percent(data["sandbox_prediction_pct"]),
+            "held-out sample, after the learned discount",
+        ),
         (
             "rollback drill",
             "not drilled" if drill_ms is None else f"{drill_ms:.0f} ms",
@@ -90,24 +117,16 @@ def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[t
 def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_ms: float | None = None) -> str:
     """The report as HTML text."""
     data = figures(story, seed=seed, drill_ms=drill_ms)
-    baseline_rows = []
-    if story.baseline:
-        for m in story.baseline.metrics:
-            floor = story.baseline.floor_pct(m.name)
-            baseline_rows.append(
-                (
-                    m.name,
-                    m.reading.text(),
-                    "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
-                    "–" if floor is None else f"{floor:.1f} %",
-                )
-            )
+    baseline_rows = [
+        (words.metric(m.name), m.reading.text(), "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %")
+        for m in (story.baseline.metrics if story.baseline else ())
+    ]
     rows = []
     for t in story.trials:
         c = t.comparison("throughput_per_gpu")
         rows.append(
             (
-                ", ".join(f"{k}={v}" for k, v in t.changes.items())[:60] + f" [{t.kind}]",
+                f"{words.changes(t.changes)[:60]} [{t.kind}]",
                 c.change_pct if c else None,
                 c.low_pct if c else None,
                 c.high_pct if c else None,
@@ -118,6 +137,7 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
     series = _latencies(store, shown) if shown else {}
     evidence = story.bottleneck.evidence if story.bottleneck else None
     pictures = {
+        "before_after": _before_after(data),
         "search": plots.search_progress(rows) if rows else "",
         "latency": plots.latency_distributions(series, "Baseline and winner, held-out sample") if series else "",
         "utilisation": plots.utilisation(evidence.running_series, evidence.waiting_series) if evidence else "",
@@ -126,8 +146,14 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters |= {"value": words.value, "plain": words.plain}
+    sentence, design = how_measured(story)
     page = environment.get_template("page.html.j2")
     return page.render(
+        title=words.title(story),
+        subtitle=words.subtitle(story),
+        measured=sentence,
+        design=design,
         f=data,
         s=story,
         plots=pictures,
@@ -139,8 +165,9 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
         drill=None
         if drill_ms is None
         else f"{drill_ms:.0f} ms from the decision to the last new request on the canary",
-        pct=_pct,
+        pct=words.percent,
         change=_change,
+        throughput=_throughput,
         synergy=_synergy,
     )
 

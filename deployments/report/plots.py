@@ -33,6 +33,28 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
+def before_after(pairs: Sequence[tuple[str, str, str, float | None, float | None]]) -> str:
+    """Two bars for each metric, each metric on its own axis.
+
+    Args:
+        pairs: (metric, unit, which direction is better, before, after); None was not measured.
+    """
+    figure, axes = plt.subplots(1, len(pairs), figsize=(7.2, 2.6), squeeze=False)
+    for axis, (name, unit, better, *values) in zip(axes[0], pairs, strict=True):
+        highest = max((v for v in values if v is not None), default=0.0) or 1.0
+        for position, (bar, colour) in enumerate(zip(values, (SOFT, ACCENT), strict=True)):
+            axis.bar([position], [bar or 0.0], color=colour, width=0.7)
+            text = "not measured" if bar is None else f"{bar:,.1f} {unit}"
+            axis.text(position, (bar or 0.0) + highest * 0.03, text, ha="center", va="bottom", fontsize=8)
+        axis.set_xticks([0, 1], ["before", "after"])
+        axis.set_xlim(-0.7, 1.7)
+        axis.set_ylim(0, highest * 1.18)
+        axis.set_yticks([])
+        axis.spines["left"].set_visible(False)
+        axis.set_title(f"{name}\n{better} is better", fontsize=8)
+    return _svg(figure)
+
+
 def latency_distributions(series: Mapping[str, Sequence[float]], title: str) -> str:
     """Share of requests at or below a latency, one curve per configuration; milliseconds."""
     figure, axis = plt.subplots(figsize=(7.2, 3.0))

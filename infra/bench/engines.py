@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.bench.duet import Design, Order
 from infra.bench.lock import sandbox_lock
-from infra.bench.measure import Served
+from infra.bench.measure import Served, Side
 from infra.engine.catalogue import Catalogue, load_catalogue
 from infra.engine.config import ServingConfig
 from infra.engine.environment import home
@@ -20,6 +21,8 @@ from infra.engine.launch import (
     base_env,
     forget_peak_rss,
     health,
+    hold,
+    move,
     peak_rss_bytes,
     start_engine,
     stop,
@@ -113,6 +116,27 @@ class Bench:
         for side in ("baseline", "candidate"):
             self.peak_memory(side)  # what it took to load is no part of a run
         return Sides(baseline=served, candidate=self._served(self._candidate))
+
+    @property
+    def design(self) -> Design:
+        """How two sides share the machine: at once on two slots, or by turns on one."""
+        return "duet" if len(self._settings.slots) == 2 else "slices"
+
+    def place(self, order: Order) -> None:
+        """Put the engines on their slots while they serve: in order AB the baseline has the first, in BA the second."""
+        first, last = self._settings.slots[0], self._settings.slots[-1]
+        for engine, cores in (
+            (self._baseline, first if order == "AB" else last),
+            (self._candidate, last if order == "AB" else first),
+        ):
+            if engine is not None:
+                move(engine, cores)
+
+    def alone(self, side: Side | None) -> None:
+        """Let one side alone run and stop the other where it is; None lets both run."""
+        for engine, name in ((self._baseline, "baseline"), (self._candidate, "candidate")):
+            if engine is not None:
+                hold(engine, held=side is not None and name != side)
 
     def peak_memory(self, side: str) -> float | None:
         """Peak resident memory of one side's processes since it was last asked for, bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import time
 import urllib.error
@@ -283,6 +284,22 @@ def stop(engine: Engine, *, grace_s: float = 10.0) -> int | None:
             )
         time.sleep(0.05)
     return engine.exit_code()
+
+
+def move(engine: Engine, cores: tuple[int, ...]) -> None:
+    """Put every thread of a serving engine, its OpenMP pool included, on these cores."""
+    for process in engine.members():
+        with suppress(psutil.Error):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
+
+
+def hold(engine: Engine, *, held: bool) -> None:
+    """Stop every process of an engine where it is, or let it go on. Its clients wait; nothing is lost."""
+    for process in engine.members():
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
 
 
 def sweep_orphans(owner_marker: str) -> list[int]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -117,5 +118,12 @@ class ForkServer:
                 pipe.close()
 
 
-SERVER = ForkServer()
-atexit.register(SERVER.close)
+SERVERS: defaultdict[str, ForkServer] = defaultdict(ForkServer)
+"""One for each lane: replays of one lane wait for each other, those of two lanes run side by side."""
+
+
+@atexit.register
+def close_all() -> None:
+    """End every server."""
+    for server in SERVERS.values():
+        server.close()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.errors import BadInput, RatchetError
-from infra.replay.fork_server import SERVER
+from infra.replay.fork_server import SERVERS
 from infra.replay.records import ReplayOptions, ReplayResult
-from infra.replay.runner import SUMMARY_FILE, load_result
+from infra.replay.runner import STOP_FILE, SUMMARY_FILE, load_result
 
 
 class ReplayProcessFailed(RatchetError):
@@ -29,12 +29,16 @@ def run_replay_process(
     cores: Sequence[int] = (1,),
     options: ReplayOptions | None = None,
     process_timeout_s: float = 3600.0,
+    lane: str = "",
 ) -> ReplayResult:
     """`replay` in a child pinned to `cores` (empty: not pinned); its files are left in `out_dir`.
+
+    Replays of two `lane`s run side by side, those of one wait for each other.
 
     Raises BadInput (sample, options, a core that is not there), ReplayProcessFailed (the child died), ReplayTimedOut
     (it took longer than `process_timeout_s`). The child is gone when this returns.
     """
+    (out_dir / STOP_FILE).unlink(missing_ok=True)
     (out_dir / SUMMARY_FILE).unlink(missing_ok=True)  # an old summary must not pass for this run's
     argv = [
         "--sample", str(sample_path.absolute()), "--base-url", base_url, "--model", model,
@@ -42,7 +46,7 @@ def run_replay_process(
         "--options", (options or ReplayOptions()).model_dump_json(), "--parent", str(os.getpid()),
     ]  # fmt: skip
     try:
-        code, message = SERVER.run(argv, process_timeout_s)
+        code, message = SERVERS[lane].run(argv, process_timeout_s)
     except TimeoutError as error:
         raise ReplayTimedOut(
             f"the replay of {sample_path} took longer than {process_timeout_s:g} s",
