@@ -6,9 +6,9 @@ RATCHET := .venv/bin/ratchet
 .PHONY: demo test lint verify setup engine lock clean help stack-up stack-down
 
 help:
-	@echo "make demo    the whole loop on this machine: set-up, real vLLM, report (about 20 minutes)"
+	@echo "make demo    the whole loop on this machine: set-up, real vLLM, report (about half an hour)"
 	@echo "make test    set-up, linters, types, contracts, all tests of CI"
-	@echo "make verify  what takes longer: the demo with three seeds, kill drills, deployments (resumable)"
+	@echo "make verify  what takes longer: demos, a noisy machine, kill drills, deployments, benches (resumable)"
 	@echo "make lock    write requirements/*.txt anew from pyproject.toml"
 	@echo "make clean   stop the stack and remove what was built here"
 

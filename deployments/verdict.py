@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from infra.errors import BadInput
 from infra.revision import is_committed_blob
 from tasks.sandbox.records import MetricComparison
-from tasks.sandbox.rules import judge_trial
 from tasks.shared.criteria import criteria_hash, parse_criteria
+from tasks.shared.limits import any_reached, judge_guard, judge_primary
 from tasks.shared.metric_names import METRICS, RATES
-from tasks.shared.outcomes import combine
-from tasks.shared.records import Criteria, Outcome, Reading, Reason
+from tasks.shared.outcomes import combine, judgement
+from tasks.shared.records import Criteria, Judgement, Outcome, Reading, Reason
 from tasks.shared.statistics import change
 
 TOLERANCE_PCT_POINTS = 0.05
@@ -106,10 +106,8 @@ def judge_files(
         pct, absolute = change(
             b, c, absolute_floor=next((g.absolute_floor for g in criteria.guards if g.name == name), 0.0)
         )
-        comparisons.append(
-            MetricComparison(metric=name, baseline=b, candidate=c, change_pct=pct, change_abs=absolute, floor_pct=0.0)
-        )
-    said = judge_trial(comparisons, criteria)
+        comparisons.append(MetricComparison(metric=name, baseline=b, candidate=c, change_pct=pct, change_abs=absolute))
+    said = _judge_handed_in({c.metric: c for c in comparisons}, criteria)
     reasons = list(said.reasons)
     if not pinned:
         reasons.append(
@@ -122,12 +120,26 @@ def judge_files(
     if claim_path is not None:
         reasons += _check_claim(claim_path, comparisons, criteria)
     outcome = combine([said.outcome, *(r.outcome for r in reasons[len(said.reasons) :])])
-    # Handed-in numbers come without an A/A run, so the floor is taken as 0 and said to be.
+    # Handed-in numbers come without pairs, so their noise is taken as 0 and said to be.
     unpinned = "" if pinned else " (unpinned)"
     lines = [
-        f"{outcome.value} by criteria {criteria_hash(criteria)[:12]}{unpinned}; no A/A floor is known, 0 % is taken"
+        f"{outcome.value} by criteria {criteria_hash(criteria)[:12]}{unpinned}; nothing is known of the numbers' "
+        "noise, 0 % is taken"
     ]
     return outcome, lines + [f"  {r.outcome.value:12} {r.rule}: {r.text}" for r in reasons]
+
+
+def _judge_handed_in(found: dict[str, MetricComparison], criteria: Criteria) -> Judgement:
+    """C2 on two numbers a metric: a primary metric at its target, every guard inside its limit."""
+    missing = Reading.unknown("it was not handed in")
+
+    def sides(name: str) -> tuple[Reading, Reading]:
+        return (found[name].baseline, found[name].candidate) if name in found else (missing, missing)
+
+    primaries = [judge_primary(m, *sides(m.name), floor_pct=0.0) for m in criteria.primary]
+    guards = [(g, judge_guard(g, *sides(g.name), floor_pct=0.0)) for g in criteria.guards]
+    silent = [r for g, r in guards if not g.required and r.outcome is Outcome.NO_DATA]
+    return judgement([*any_reached(primaries), *(r for _, r in guards if r not in silent)], silent=silent)
 
 
 def _check_claim(path: Path, comparisons: list[MetricComparison], criteria: Criteria) -> list[Reason]:

@@ -1,4 +1,4 @@
-"""Stage 1: production's numbers from Prometheus, a traffic sample from S3, the sandbox's noise floor."""
+"""Stage 1: production's numbers from Prometheus, a traffic sample from S3, what the sandbox can tell."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str)
     """Measure where production stands and how finely the sandbox can tell differences.
 
     Raises:
-        PreconditionFailed: an engine restarted in the window, or production drifted against the week before,
-            where the criteria compare with it.
+        PreconditionFailed: an engine restarted in the window; production drifted against the week before, where the
+            criteria compare with it; or the sandbox cannot tell what the criteria ask for.
         GateFailed: the traffic sample or the production readings do not pass their data-quality gate.
     """
     stored = steps.stored_baseline(params.campaign)
@@ -36,6 +36,7 @@ def run_baseline(params: CampaignParams, criteria: Criteria, criteria_hash: str)
         publish.gate(params.campaign, gate)
         stop_on(gate)
     sandbox = sandbox_steps.calibrate(params, criteria, samples)
+    steps.stop_unless_told(sandbox, criteria)
     report = steps.with_calibration(draft, samples, sandbox)
     steps.store_baseline(report)
     publish.baseline(report)

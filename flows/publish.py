@@ -64,19 +64,21 @@ def gate(campaign: str, result: GateResult) -> None:
 
 
 def baseline(report: BaselineReport) -> None:
-    """The baseline with its spread and the sandbox's noise floor."""
-    floors = {f.metric: f.floor_pct for f in report.noise_floors}
+    """The baseline with its spread, and what the sandbox can tell."""
     rows = [
         {
             "metric": m.name,
             "value": m.reading.text(),
             "spread": "unknown" if m.spread_pct is None else f"{m.spread_pct:.1f} %",
-            "A/A floor": "–" if floors.get(m.name) is None else f"{floors[m.name]:.1f} %",
             "source": m.reading.source,
         }
         for m in report.metrics
     ]
-    _table(f"{report.campaign}-baseline", rows, "Production baseline from Prometheus")
+    _table(
+        f"{report.campaign}-baseline",
+        rows,
+        f"Production baseline from Prometheus. Sandbox: {report.calibration.sentence}",
+    )
 
 
 def bottleneck(report: BottleneckReport) -> None:
@@ -127,6 +129,7 @@ def trials(campaign: str, results: Sequence[TrialResult], verdict: SandboxVerdic
         c = trial.comparison("throughput_per_gpu")
         interval = "–" if c is None or c.low_pct is None else f"{c.low_pct:+.1f} … {c.high_pct:+.1f} %"
         change = "not measured" if c is None or c.change_pct is None else f"{c.change_pct:+.1f} %"
+        pairs = "–" if c is None else f"{c.pairs}, {c.design}"
         rows.append(
             {
                 "trial": trial.trial_id,
@@ -134,7 +137,8 @@ def trials(campaign: str, results: Sequence[TrialResult], verdict: SandboxVerdic
                 "changes": str(trial.changes),
                 "class": trial.outcome_class.value,
                 "throughput": change,
-                "95 % interval": interval,
+                "interval": interval,
+                "pairs": pairs,
                 "why": "; ".join(r.text for r in trial.judgement.reasons[:3]),
             }
         )

@@ -35,7 +35,7 @@ def run_sandbox(
     for members in steps.combinations_to_measure(criteria, trials):
         trials.append(steps.measure_combination(params, criteria, baseline, members))
         publish.trials(params.campaign, trials)
-    winner = steps.winner(trials, baseline, criteria)
+    winner = steps.winner(trials, criteria)
     held_out: TrialResult | None = None
     if winner is not None:
         held_out = steps.measure_held_out(params, criteria, baseline, winner)

@@ -22,9 +22,12 @@ from typing import Any
 import psutil
 
 from infra.engine.embedded import cpu_dtype
+from tests.bench.judge import judge_of_the_judge
+from tests.bench.replay_truth import replay_truth
 from tests.long.demo import STABLE_SERVES, demo, killed
 from tests.long.deployments import prefect_deployments
 from tests.long.marks import ROOT, STATE, is_engine
+from tests.long.noise import burning, noise_a_a, noise_a_b
 from tests.long.rollout import killed_in_the_rollout
 
 PAGE = ROOT / "docs" / "verified.md"
@@ -49,8 +52,13 @@ ITEMS: dict[str, Callable[[], dict[str, Any]]] = {
     "demo-1": lambda: demo(1),
     "demo-2": lambda: demo(2),
     "demo-3": lambda: demo(3),
+    "demo-beside-a-burning-process": lambda: demo(4, burning),
+    "a-a-beside-a-burning-process": noise_a_a,
+    "a-b-beside-a-burning-process": noise_a_b,
+    "judge": judge_of_the_judge,
+    "replay-truth": replay_truth,
     "killed-early": lambda: killed([STABLE_SERVES], 300, is_engine),
-    "killed-in-the-campaign": lambda: killed(["A/A baseline recorded"], 900, is_engine),
+    "killed-in-the-campaign": lambda: killed(["A/A: saturating pair"], 900, is_engine),
     "killed-in-the-rollout": killed_in_the_rollout,
     "prefect-deployments": prefect_deployments,
 }
@@ -83,7 +91,20 @@ def write_page(results: dict[str, dict[str, Any]]) -> None:
                 f"| {name} | {'pass' if r['passed'] else 'FAIL'} | {r['commit']} | {r['date']} | {r['machine']} | "
                 f"{r['what'].replace('|', '/')} |"
             )
+    for name in ITEMS:
+        table = results[name].get("table", []) if name in results else _section(old, name)
+        if table:
+            lines += ["", f"## {name}", "", *table]
     PAGE.write_text("\n".join(lines) + "\n")
+
+
+def _section(page: list[str], name: str) -> list[str]:
+    """What stands under an item's own heading."""
+    if f"## {name}" not in page:
+        return []
+    below = page[page.index(f"## {name}") + 1 :]
+    ends = next((i for i, line in enumerate(below) if line.startswith("## ")), len(below))
+    return "\n".join(below[:ends]).strip().splitlines()
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.demo.load import WINDOW_S, Load
+from deployments.demo.load import Load
 from infra.engine.catalogue import load_catalogue
 from infra.engine.config import ServingConfig
 from infra.engine.embedded import cpu_dtype, embedded_model
@@ -40,13 +40,13 @@ def old_configuration() -> ServingConfig:
         args={
             "dtype": cpu_dtype(),
             "enforce_eager": True,
-            "max_model_len": 256,
+            "max_model_len": 1024,
             "block_size": 32,
             "max_num_seqs": 2,
             "max_num_batched_tokens": 1024,
             "enable_prefix_caching": False,
             "enable_prompt_tokens_details": True,
-            "kv_cache_memory_bytes": 268435456,
+            "kv_cache_memory_bytes": 536870912,
         },
         env={
             "OMP_NUM_THREADS": "1",
@@ -113,7 +113,6 @@ class Users:
     def _options(
         self,
         shape: TrafficShape,
-        window_s: float,
         seed: int,
         phase: int,
         windows: int | None,
@@ -123,10 +122,11 @@ class Users:
             base_url=base_url,
             model=SERVED_MODEL,
             shape=shape,
-            window_s=window_s,
+            window_s=self._load.window_s,
             seed=seed,
             phase=phase,
             windows=windows,
+            timeout_s=self._load.timeout_s,
         )
 
     def _ship(self) -> None:
@@ -142,11 +142,9 @@ class Users:
         fleet = LocalFleet(ProductionSettings(state_dir=self._state))
         wait_until_scraped(stack_addresses(StackPaths(self._state)).prometheus, fleet.address("stable")[1])
         start_s = time.time()
-        child = start_traffic_process(
-            self._options(self._load.shape, WINDOW_S, seed, phase, 1), self._spool, self._prefix
-        )
+        child = start_traffic_process(self._options(self._load.shape, seed, phase, 1), self._spool, self._prefix)
         try:
-            said, errors = child.communicate(timeout=WINDOW_S + 150)
+            said, errors = child.communicate(timeout=self._load.window_s + 2 * self._load.timeout_s)
         except subprocess.TimeoutExpired:
             child.kill()
             raise RatchetError(
@@ -159,22 +157,19 @@ class Users:
         self._ship()
         # The process takes a second to come up: its own clock says when the plan began.
         first_s = TrafficStats.model_validate_json(said).window_starts_epoch_s[0]
-        shape = self._load.shape
-        peak_s = first_s + WINDOW_S * (1 - shape.peak_share - shape.drain_share)
-        return Played(Window(start_s=start_s, end_s=end_s), Window(start_s=first_s, end_s=peak_s))
+        recorded = Window(start_s=first_s, end_s=first_s + self._load.recorded_s)
+        return Played(Window(start_s=start_s, end_s=end_s), recorded)
 
     @contextlib.contextmanager
     def busy(self, seed: int) -> Iterator[None]:
         """Steady traffic for the length of the block, logged like any other."""
-        child = start_traffic_process(
-            self._options(self._load.steady_shape, WINDOW_S, seed, 3, None), self._spool, self._prefix
-        )
+        child = start_traffic_process(self._options(self._load.steady_shape, seed, 3, None), self._spool, self._prefix)
         try:
             yield
         finally:
             child.terminate()
             try:
-                child.communicate(timeout=90)
+                child.communicate(timeout=self._load.timeout_s)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.communicate()

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from deployments.demo.load import PEAK_REQUESTS, Load
+
 EXPECTED_S: tuple[tuple[str, float], ...] = (
     ("stack and production", 60),
     ("drill of the switch", 8),
-    ("traffic before", 68),
-    ("campaign", 780),
+    ("traffic before", 140),
+    ("campaign", 1200),
     ("approval", 1),
-    ("canary", 140),
-    ("traffic after", 68),
+    ("canary", 160),
+    ("traffic after", 90),
     ("report", 8),
 )
-"""Parts of the demo and how long each is expected to take, from runs on a 2-core machine."""
+"""Parts of the demo and how long each is expected to take, until the machine has been measured."""
 
 
 def remaining_s(parts: Sequence[tuple[str, float]], number: int, in_part_s: float, elapsed_s: float) -> float:
@@ -37,7 +39,28 @@ class Progress:
         self._out = out
         self._started_s = self._part_s = time.monotonic()
         self._number = 0
+        self._expected = dict(EXPECTED_S)
+        self._known: set[str] = set()
         self.seconds: dict[str, float] = {}
+
+    def expect(self, name: str, seconds: float) -> None:
+        """A part takes this long, as was measured."""
+        self._expected[name] = seconds + time.monotonic() - self._part_s if name == self._name else seconds
+        self._known.add(name)
+
+    def knows(self, name: str) -> bool:
+        """Whether the length of a part was measured."""
+        return name in self._known
+
+    def stretch(self, load: Load) -> None:
+        """The windows of traffic follow the machine's speed."""
+        drain_s = PEAK_REQUESTS * load.alone_s
+        self.expect("traffic before", 2 * (load.window_s + 0.9 * drain_s))
+        self.expect("traffic after", 2 * (load.window_s + 0.3 * drain_s))
+
+    @property
+    def _name(self) -> str:
+        return EXPECTED_S[self._number][0]
 
     def part(self, name: str) -> None:
         """Begin a part of EXPECTED_S."""
@@ -48,16 +71,16 @@ class Progress:
 
     def close(self) -> None:
         """End the present part."""
-        name = EXPECTED_S[self._number][0]
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - self._part_s
+        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + time.monotonic() - self._part_s
 
     def say(self, text: str) -> None:
         """One line."""
         now_s = time.monotonic()
         elapsed = now_s - self._started_s
-        left = remaining_s(EXPECTED_S, self._number, now_s - self._part_s, elapsed)
+        left = remaining_s(tuple(self._expected.items()), self._number, now_s - self._part_s, elapsed)
         self._out.print(
-            f"[dim]{elapsed // 60:3.0f}:{elapsed % 60:02.0f}, about {left / 60:2.0f} min left[/dim]  {text}",
+            f"[dim]{elapsed // 60:3.0f}:{elapsed % 60:02.0f}, about {left / 60:2.0f} min left, {self._name}[/dim]  "
+            f"{text}",
             highlight=False,
             soft_wrap=True,
         )

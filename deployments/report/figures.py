@@ -6,6 +6,7 @@ from typing import Any
 
 from deployments.report.story import Story
 from tasks.sandbox.records import MetricComparison, TrialResult
+from tasks.shared.outcomes import worst_first
 from tasks.shared.records import Outcome, Reading
 
 TEMPTING_PCT = 5.0
@@ -45,8 +46,7 @@ def hypothesis_rows(story: Story) -> list[dict[str, Any]]:
                 "interval_pct": [compared.low_pct, compared.high_pct] if compared else [None, None],
                 "pairs": getattr(compared, "pairs", 0),
                 "outcome": trial.judgement.outcome.value if trial else Outcome.NO_DATA.value,
-                # What decided stands first: a page shows the beginning.
-                "why": [r.text for r in sorted(trial.judgement.reasons, key=lambda r: r.outcome is Outcome.PASS)]
+                "why": [r.text for r in worst_first(trial.judgement.reasons)]
                 if trial
                 else ["the campaign ended before it was measured"],
             }
@@ -83,6 +83,18 @@ def refused_by_guard(story: Story) -> list[dict[str, Any]]:
     return found
 
 
+def measuring_share_pct(story: Story) -> float | None:
+    """Of the campaign's time, the part in which two engines were measured against each other, %."""
+    stages = next((e.stage_seconds for e in story.ledger if e.kind == "campaign"), {})
+    if not stages or story.baseline is None:
+        return None
+    a_a = story.baseline.calibration
+    trials = [*story.trials, *([story.verdict.held_out] if story.verdict and story.verdict.held_out else [])]
+    distinct = {(t.kind, t.config_hash): t.measured_s for t in trials}
+    measured_s = sum(distinct.values()) + a_a.pair_s * (a_a.found.pairs if a_a.found else 0)
+    return 100 * measured_s / max(sum(stages.values()), 1e-9)
+
+
 def figures(story: Story, *, seed: int | None = None, drill_ms: float | None = None) -> dict[str, Any]:
     """Everything that the demo prints, as JSON values; what is unknown is null."""
     canary = story.canary
@@ -117,6 +129,7 @@ def figures(story: Story, *, seed: int | None = None, drill_ms: float | None = N
         "sandbox_prediction_pct": story.plan.expected_gain_pct if story.plan else None,
         "held_out_pct": _throughput_pct(story.verdict.held_out) if story.verdict else None,
         "production_answer_pct": canary.production_change_pct if canary else None,
+        "measuring_share_pct": measuring_share_pct(story),
         "drill": {"decision_to_last_request_ms": drill_ms},
         "rollout": {
             "phase": canary.phase.value if canary else None,

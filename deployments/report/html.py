@@ -84,9 +84,10 @@ def _before_after(data: dict[str, Any]) -> str:
 
 
 def how_measured(story: Story) -> tuple[str, str]:
-    """The sandbox's sentence on what it can tell, and its design; both empty where neither was written."""
-    calibration = getattr(story.baseline, "calibration", None)
-    return str(getattr(calibration, "sentence", "") or ""), str(getattr(calibration, "design", "") or "")
+    """The sandbox's sentence on what it can tell, and its design; both empty where there is no baseline."""
+    if story.baseline is None:
+        return "", ""
+    return story.baseline.calibration.sentence, story.baseline.calibration.design
 
 
 def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[tuple[str, str, str]]:
@@ -112,6 +113,15 @@ def _cards(story: Story, data: dict[str, Any], drill_ms: float | None) -> list[t
             "decision to last new request on the canary",
         ),
     ]
+
+
+def page_template() -> jinja2.Template:
+    """The page; the report's words are its filters."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"value": words.value, "plain": words.plain}
+    return environment.get_template("page.html.j2")
 
 
 def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_ms: float | None = None) -> str:
@@ -143,13 +153,8 @@ def render(store: ObjectStore, story: Story, *, seed: int | None = None, drill_m
         "utilisation": plots.utilisation(evidence.running_series, evidence.waiting_series) if evidence else "",
         "stages": plots.stage_times(data["stage_seconds"]) if data["stage_seconds"] else "",
     }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"value": words.value, "plain": words.plain}
     sentence, design = how_measured(story)
-    page = environment.get_template("page.html.j2")
-    return page.render(
+    return page_template().render(
         title=words.title(story),
         subtitle=words.subtitle(story),
         measured=sentence,

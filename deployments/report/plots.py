@@ -77,7 +77,7 @@ def latency_distributions(series: Mapping[str, Sequence[float]], title: str) -> 
 
 
 def search_progress(rows: Sequence[tuple[str, float | None, float | None, float | None, bool]]) -> str:
-    """Throughput change of each trial in order, with its 95 % interval: (name, change, low, high, passed)."""
+    """Throughput change of each trial in order, with its interval: (name, change, low, high, passed)."""
     figure, axis = plt.subplots(figsize=(7.2, 0.5 + 0.42 * max(2, len(rows))))
     for position, (name, change, low, high, passed) in enumerate(rows):
         y = -position
@@ -92,7 +92,7 @@ def search_progress(rows: Sequence[tuple[str, float | None, float | None, float 
     axis.axvline(0, color=INK, linewidth=0.8)
     axis.set_yticks([])
     axis.set_ylim(-len(rows) + 0.5, 0.5)
-    axis.set_xlabel("throughput against the baseline, % (bar: 95 % interval)")
+    axis.set_xlabel("throughput against the baseline, % (bar: interval)")
     return _svg(figure)
 
 

@@ -60,16 +60,15 @@ def percent(change: float | None) -> str:
 
 
 def ratio(comparison: MetricComparison | None) -> str:
-    """A change with its 95 % interval and what is behind it: `+9.1 % (+8.0 to +10.2 %), 3 pairs, duet`."""
+    """A change with its interval and what is behind it: `+9.1 % (+8.0 to +10.2 %), 3 pairs, duet`."""
     if comparison is None or comparison.change_pct is None:
         return percent(None)
     text = percent(comparison.change_pct)
     if comparison.low_pct is not None and comparison.high_pct is not None:
         text += f" ({comparison.low_pct:+.1f} to {comparison.high_pct:+.1f} %)"
-    pairs, design = getattr(comparison, "pairs", 0), getattr(comparison, "design", "")
-    if pairs:
-        text += f", {pairs} pair{'' if pairs == 1 else 's'}"
-    return f"{text}, {design}" if design else text
+    if comparison.pairs:
+        text += f", {comparison.pairs} pair{'' if comparison.pairs == 1 else 's'}"
+    return f"{text}, {comparison.design}" if comparison.design else text
 
 
 def title(story: Story) -> str:

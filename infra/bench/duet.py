@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.bench.measure import Served, Side, SideFailed
-from infra.bench.workload import WorkloadPlan
+from infra.bench.measure import Counters, Served, Side, SideFailed, counters, stratum_path
+from infra.bench.workload import STRATUM_OF, WorkloadPlan
 from infra.errors import RatchetError, Unreachable
 from infra.replay.process import ReplayTimedOut, run_replay_process
 from infra.replay.records import ReplayResult
@@ -44,6 +44,7 @@ class SideSpan(BaseModel):
     tokens: int = Field(description="output tokens that arrived in it, of requests under way at its edges too")
     ok: int = Field(description="requests that ended well in it")
     failed: int
+    counted: Counters = Field(default=Counters(), description="by the engine, since its last span")
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,7 +72,8 @@ class RecordedSpan(BaseModel):
     order: Order
     baseline: ReplayResult
     candidate: ReplayResult
-    folder: Path
+    counted: dict[Side, Counters]
+    folder: Path = Field(description="holds a folder for each side with its per-request results")
 
 
 class Placer(Protocol):
@@ -106,6 +108,7 @@ class Duet:
         self._served: dict[Side, Served] = {"baseline": baseline, "candidate": candidate}
         self._folder = folder
         self._cores = tuple(client_cores)
+        self._counters: dict[Side, Counters] = {}
 
     def closed(self, sample_path: Path, plan: WorkloadPlan, span_s: float) -> Iterator[tuple[Span, Span]]:
         """Pairs of a saturated closed loop, without end; close the iterator to stop. What is sent before the first span
@@ -117,6 +120,8 @@ class Duet:
         with self._streams(sample_path, plan) as streams:
             try:
                 _warm(streams, plan.options.warmup, plan.limit_s)
+                for side in SIDES:
+                    self._counted(side)
                 pair = 0
                 while True:
                     first, second = (self._span(streams, order, pair, span_s) for order in orders_of(pair))
@@ -139,17 +144,28 @@ class Duet:
 
     def _span(self, streams: dict[Side, _Stream], order: Order, pair: int, span_s: float) -> Span:
         self._bench.place(order)
+        counted: dict[Side, Counters] = {}
+        stretches: dict[Side, tuple[float, float]] = {}
         if self._bench.design == "duet":
-            began_s, ended_s = _stretch(streams, span_s)
-            stretches = dict.fromkeys(SIDES, (began_s, ended_s))
+            stretches = dict.fromkeys(SIDES, _stretch(streams, span_s))
+            counted = {side: self._counted(side) for side in SIDES}
         else:
-            stretches = {}
             for side in SIDES if order == "AB" else SIDES[::-1]:
                 self._bench.alone(side)
                 stretches[side] = _stretch({side: streams[side]}, span_s)
+                counted[side] = self._counted(side)  # a side that is held does not answer
         time.sleep(3 * LIVE_EVERY_S)  # until what came in the span is written
-        found = {side: streams[side].count(*stretches[side]) for side in SIDES}
+        found = {side: streams[side].count(*stretches[side], counted[side]) for side in SIDES}
         return Span(pair=pair, order=order, baseline=found["baseline"], candidate=found["candidate"])
+
+    def _counted(self, side: Side) -> Counters:
+        """What one engine counted since it was asked last."""
+        try:
+            now = counters(self._served[side])
+        except Unreachable as fault:
+            raise SideFailed(side, fault) from fault
+        before, self._counters[side] = self._counters.get(side, now), now
+        return now.since(before)
 
     def _replayed(self, sample_path: Path, plan: WorkloadPlan, order: Order, pair: int) -> RecordedSpan:
         folder = self._folder / f"{plan.workload}-{pair}-{order}"
@@ -157,6 +173,8 @@ class Duet:
         options = plan.options.model_copy(update={"variant": variant, "warmup": 0})
         self._bench.place(order)
         time.sleep(SETTLE_S)
+        for side in SIDES:
+            self._counted(side)
 
         def one(side: Side) -> ReplayResult:
             served = self._served[side]
@@ -174,14 +192,19 @@ class Duet:
         else:
             by_turns = {side: one(side) for side in (SIDES if order == "AB" else SIDES[::-1])}
             baseline, candidate = by_turns["baseline"], by_turns["candidate"]
-        return RecordedSpan(pair=pair, order=order, baseline=baseline, candidate=candidate, folder=folder)
+        counted = {side: self._counted(side) for side in SIDES}
+        return RecordedSpan(
+            pair=pair, order=order, baseline=baseline, candidate=candidate, counted=counted, folder=folder
+        )
 
     @contextmanager
     def _streams(self, sample_path: Path, plan: WorkloadPlan) -> Iterator[dict[Side, _Stream]]:
         with ExitStack() as running:
             streams: dict[Side, _Stream] = {}
             for side in SIDES:
-                stream = _Stream(side, self._served[side], sample_path, plan, self._folder / plan.workload / side)
+                stratum = STRATUM_OF.get(plan.workload)
+                path = sample_path if stratum is None else stratum_path(sample_path, stratum)
+                stream = _Stream(side, self._served[side], path, plan, self._folder / plan.workload / side)
                 stream.start(self._cores)
                 running.callback(stream.stop)
                 streams[side] = stream
@@ -226,7 +249,7 @@ class _Stream:
         raw = file.read_bytes()
         return np.frombuffer(raw[: len(raw) // 16 * 16], dtype="<f8").reshape(-1, 2)
 
-    def count(self, began_s: float, ended_s: float) -> SideSpan:
+    def count(self, began_s: float, ended_s: float, counted: Counters) -> SideSpan:
         """What happened in one stretch of the machine's monotonic clock."""
         rows = self.live()
         what = rows[(rows[:, 0] >= began_s) & (rows[:, 0] < ended_s), 1]
@@ -235,10 +258,11 @@ class _Stream:
             tokens=int(what[what > 0].sum()),
             ok=int((what == 0).sum()),
             failed=int((what < 0).sum()),
+            counted=counted,
         )
 
     def _run(self) -> None:
-        options = self._plan.options.model_copy(update={"endless": True, "passes": 1, "warmup": 0})
+        options = self._plan.options.model_copy(update={"endless": True, "warmup": 0})
         try:
             run_replay_process(
                 self._sample, f"{self._served.root_url}/v1", self._served.model, self._folder,

@@ -1,4 +1,4 @@
-"""The sandbox's engines: the baseline and one candidate, on the same core, one of them active at a time."""
+"""The sandbox's engines: the baseline and one candidate, each on its slot."""
 
 from __future__ import annotations
 
@@ -75,11 +75,6 @@ class Bench:
     def prepare(self, config: ServingConfig) -> None:
         """Begin to import the engine, so that the first start does not wait for it. Returns at once."""
         self._fork_server(config)
-
-    def baseline_and_twin(self, config: ServingConfig) -> tuple[Served, Served]:
-        """The baseline and a second engine of the same configuration, for an A/A run."""
-        sides = self.pair(config, config)
-        return sides.baseline, sides.candidate
 
     def baseline(self, config: ServingConfig) -> Served:
         """The baseline's engine alone, ready; the one from the trial before where it still serves.
@@ -204,7 +199,7 @@ class Bench:
                     base_env=base_env(),
                     owner=self._owner,
                     log_path=self._settings.work_dir / "prefork.log",
-                    cores=self._settings.engine_cores,
+                    cores=self._settings.slots[-1],
                 )
         return self._prefork
 
@@ -218,7 +213,7 @@ class Bench:
             engine_python=self._home.python,
             model_path=self._home.model,
             port=self._free_port(),
-            cores=self._settings.engine_cores,
+            cores=self._settings.slots[0 if side == "baseline" else -1],
             log_path=log,
             owner=self._owner,
             prefork=self._fork_server(config),

@@ -21,5 +21,4 @@ class WorkloadPlan(BaseModel):
 
     workload: Workload
     options: ReplayOptions
-    repeats: int = Field(default=3, ge=1, description="runs a side")
     limit_s: float = Field(default=600.0, gt=0, description="a run that takes longer is ended, and is no measurement")

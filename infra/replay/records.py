@@ -52,15 +52,10 @@ class ReplayOptions(BaseModel):
         ge=1,
         description="requests in flight; needed in closed loop, a client-side cap in open loop (None: none)",
     )
-    passes: int = Field(
-        default=1,
-        ge=1,
-        description="closed loop: how often the sample is replayed without a gap. Each pass after the first has other "
-        "private text of equal length (infra/replay/variants.py); what conversations share stays as recorded",
-    )
     endless: bool = Field(
         default=False,
-        description="closed loop: goes on, pass after pass, until a file named STOP lies in the out folder",
+        description="closed loop: goes on, pass after pass, until a file named STOP lies in the out folder. Each "
+        "pass has other private text of equal length (infra/replay/variants.py); what conversations share stays",
     )
     variant: int = Field(
         default=0,

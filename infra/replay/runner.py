@@ -115,8 +115,6 @@ class _Replay:
             raise BadInput("the sample holds no request", remedy="Draw it again, from a window with traffic")
         if options.mode == "closed" and options.concurrency is None:
             raise BadInput("a closed loop needs a concurrency", remedy="Give --concurrency N")
-        if options.mode == "open" and options.passes > 1:
-            raise BadInput("recorded arrivals are replayed once; passes are for a closed loop")
         if options.endless and (options.mode == "open" or out_dir is None):
             raise BadInput("an endless replay is a closed loop with a folder for its results")
         self.sample = sample
@@ -133,11 +131,7 @@ class _Replay:
         self.variations = Variations(sample.entries)
         self.live: list[bytes] = []
         # bodies are made before the clock starts: building them is no part of the measured client's work
-        self.ready = [
-            request
-            for variant in range(options.variant, options.variant + options.passes)
-            for request in self._pass(variant)
-        ]
+        self.ready = self._pass(options.variant)
 
     def _pass(self, variant: int) -> list[tuple[SampleEntry, str, bytes]]:
         entries = [self.variations.of(e, variant) for e in self.sample.entries]
@@ -233,7 +227,7 @@ class _Replay:
         return [results[number] for number in sorted(results)]
 
     def _passes(self) -> Iterator[tuple[SampleEntry, str, bytes]]:
-        variant = self.options.variant + self.options.passes - 1
+        variant = self.options.variant
         while True:
             yield from self.ready
             variant += 1

@@ -25,8 +25,9 @@ class SandboxSettings(EnvironmentSettings):
         description="sets of cores on which one engine runs alone, e.g. [[0],[1]]: two of one shape measure both sides "
         "at once (duet), one by turns (slices)",
     )
-    engine_cores: tuple[int, ...] = Field(default=(1,), description="cores of a sandbox engine")
-    client_cores: tuple[int, ...] = Field(default=(0,), description="cores of the replay client")
+    client_cores: tuple[int, ...] = Field(
+        default=(), description="cores of the replay clients; empty: all, so that neither slot carries them alone"
+    )
     port_from: int = Field(default=18200, description="first port tried for a sandbox engine")
     ready_timeout_s: float = 240
     accelerator: str = Field(default="cpu", description="accelerator model of the sandbox")

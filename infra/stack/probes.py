@@ -12,6 +12,7 @@ from infra.stack.records import BUCKET
 from infra.store import ObjectStore
 
 PROBE_TIMEOUT_S = 2.0
+PROBE_KEY = "stack/probe"
 _HEALTH = {
     "prometheus": ("prometheus", "/-/ready"),
     "envoy": ("envoy_admin", "/ready"),
@@ -30,7 +31,7 @@ def probe(part: str, paths: StackPaths, ports: dict[str, int]) -> str:
     if part == "s3":
         key = stack_credentials(paths).admin
         try:
-            _store(f"http://127.0.0.1:{ports['s3']}", key.access_key, key.secret_key.get_secret_value()).check()
+            _reads(_store(f"http://127.0.0.1:{ports['s3']}", key.access_key, key.secret_key.get_secret_value()))
         except RatchetError as error:
             return str(error)
         return ""
@@ -42,6 +43,18 @@ def probe(part: str, paths: StackPaths, ports: dict[str, int]) -> str:
     if status != 200:
         return f"127.0.0.1:{ports[listener]}{path} answered {status} {body[:100].strip()!r}"
     return ""
+
+
+def _reads(store: ObjectStore) -> None:
+    """An object is read, since the server answers for its bucket some time before it finds what lies in it.
+
+    Raises:
+        RatchetError: it does not work yet.
+    """
+    store.check()
+    if not store.exists(PROBE_KEY):
+        store.put_once(PROBE_KEY, b"1")
+    store.get(PROBE_KEY)
 
 
 def http_get(port: int, path: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, str]:

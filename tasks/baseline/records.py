@@ -1,10 +1,11 @@
-"""What stage 1 hands on: the production baseline and the sandbox's noise floor."""
+"""What stage 1 hands on: the production baseline, and what the sandbox can tell."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from infra.engine.config import ServingConfig
+from tasks.shared.paired import Estimate
 from tasks.shared.records import Reading, Record, Target, Window
 
 
@@ -16,15 +17,6 @@ class MetricBaseline(Record):
     spread_pct: float | None = Field(default=None, description="within-window spread, (max-min)/median in %")
     slices: tuple[Reading, ...] = Field(default=(), description="the same metric over equal parts of the window")
     week_before: Reading | None = None
-
-
-class NoiseFloor(Record):
-    """The smallest difference of one metric that may be called one: from an A/A run (spec B4)."""
-
-    metric: str
-    floor_pct: float | None = Field(description="relative A/A difference, %; None where it could not be taken")
-    floor_abs: float | None = None
-    pairs: int = Field(description="A/A pairs behind it")
 
 
 class SampleRef(Record):
@@ -45,10 +37,14 @@ class SampleRef(Record):
 
 
 class Calibration(Record):
-    """How finely the sandbox can tell differences, and how long its runs are for that (spec B4)."""
+    """What the sandbox can tell: two engines of one configuration measured against each other (spec B4)."""
 
-    noise_floors: tuple[NoiseFloor, ...] = ()
-    passes: int = Field(default=1, ge=1, description="how often a run in closed loop replays the sample")
+    design: str = Field(default="", description="duet: both at once on two slots; slices: by turns on one")
+    found: Estimate | None = Field(default=None, description="their ratio, whose truth is 1")
+    planned_pairs: int | None = Field(default=None, description="pairs after which a gain of the target is told")
+    pair_s: float = Field(default=0.0, ge=0, description="what a pair takes, seconds")
+    campaign_s: float = Field(default=0.0, ge=0, description="what the trials will take, seconds")
+    sentence: str = Field(default="", description="all this for people")
 
 
 class Samples(Record):
@@ -69,8 +65,7 @@ class BaselineReport(Record):
     criteria_hash: str
     metrics: tuple[MetricBaseline, ...]
     accelerators: int = Field(default=1, ge=1, description="accelerators of one production replica")
-    noise_floors: tuple[NoiseFloor, ...] = ()
-    passes: int = Field(default=1, ge=1, description="how often a run in closed loop replays the sample")
+    calibration: Calibration = Calibration()
     sample_key: str = ""
     samples: Samples | None = None
     notes: tuple[str, ...] = ()
@@ -81,7 +76,3 @@ class BaselineReport(Record):
             if metric.name == name:
                 return metric.reading
         return Reading.unknown(f"the baseline holds no metric named {name}")
-
-    def floor_pct(self, name: str) -> float | None:
-        """The A/A floor of `name`, per cent."""
-        return next((f.floor_pct for f in self.noise_floors if f.metric == name), None)

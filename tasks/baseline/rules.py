@@ -1,17 +1,19 @@
-"""Stage 1's decisions: spread, drift, noise floors, cost. Pure.
+"""Stage 1's decisions: spread, drift, what the sandbox can tell, cost. Pure.
 
 Unknown stays unknown: nothing here turns a reading that could not be taken into a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from infra.engine.config import ServingConfig
-from tasks.baseline.records import BaselineReport, MetricBaseline, NoiseFloor
+from tasks.baseline.records import BaselineReport, MetricBaseline
 from tasks.shared import statistics as stats
 from tasks.shared.outcomes import judgement
-from tasks.shared.records import Judgement, Outcome, Reading, Reason, Target, Window
+from tasks.shared.paired import Estimate
+from tasks.shared.records import Criteria, Judgement, Outcome, Reading, Reason, SamplingPolicy, Target, Window
 
 
 def spread_pct(slices: Sequence[Reading]) -> float | None:
@@ -90,38 +92,42 @@ def _reason(
     return Reason(rule=rule, outcome=outcome, text=text, observed=observed, limit=limit, unit="%")
 
 
-def noise_floors(
-    runs_a: Sequence[Mapping[str, Reading]], runs_b: Sequence[Mapping[str, Reading]]
-) -> tuple[NoiseFloor, ...]:
-    """The smallest difference of each metric that may be called one, from A/A runs (spec B4).
-
-    All runs are of one configuration, so the whole range over both sides was made by noise alone:
-    (max - min) / median. This is larger than the mean difference of the pairs, and is meant to be. A metric
-    that is unknown in any run has no floor.
+def judge_calibration(found: Estimate | None, planned: int | None, measuring: SamplingPolicy) -> Judgement:
+    """Whether a campaign may be measured by this sandbox: two engines of one configuration must not differ, and the
+    pairs that the criteria's target needs must be in their budget.
 
     Args:
-        runs_a: metrics of the runs of one side, by name.
-        runs_b: those of the other side; interleaved with the first.
+        found: of the A/A measurement.
+        planned: pairs after which a gain of the target is told; None: more than anyone would wait for.
     """
-    pairs = min(len(runs_a), len(runs_b))
-    runs = [*runs_a, *runs_b]
-    names = sorted({name for run in runs for name in run})
-    floors = []
-    for name in names:
-        readings = [run.get(name) for run in runs]
-        values = [r.value for r in readings if r is not None and r.value is not None]
-        if pairs == 0 or len(values) < len(runs):
-            floors.append(NoiseFloor(metric=name, floor_pct=None, pairs=pairs))
-            continue
-        floors.append(
-            NoiseFloor(
-                metric=name,
-                floor_pct=stats.spread_pct(values),
-                floor_abs=max(values) - min(values),
-                pairs=pairs,
-            )
-        )
-    return tuple(floors)
+    if found is None or found.low_pct is None or found.high_pct is None:
+        text = "two engines of one configuration gave no three pairs"
+        return judgement([Reason(rule="a_a", outcome=Outcome.NO_DATA, text=text)])
+    reasons = []
+    fair = found.low_pct <= 0 <= found.high_pct
+    text = f"two engines of one configuration differ by {found.text()}" + ("" if fair else ": one side is favoured")
+    reasons.append(Reason(rule="a_a", outcome=Outcome.PASS if fair else Outcome.FAIL, text=text))
+    enough = planned is not None and planned <= measuring.most_pairs
+    needed = "more pairs than can be made" if planned is None else f"{planned} pairs"
+    text = f"the target needs {needed} here, and measuring.most_pairs is {measuring.most_pairs}"
+    reasons.append(Reason(rule="plan", outcome=Outcome.PASS if enough else Outcome.FAIL, text=text))
+    return judgement(reasons)
+
+
+def target_pct(criteria: Criteria) -> float:
+    """The gain in throughput that reaches the nearest target, %. Cost falls as throughput rises; a target on another
+    metric is counted as it is."""
+    return min(math.expm1(abs(math.log1p(max(m.target_pct, -99.0) / 100))) * 100 for m in criteria.primary)
+
+
+def calibration_sentence(found: Estimate, design: str, planned: int | None, pair_s: float, campaign_s: float) -> str:
+    """What this machine can tell, how many pairs a trial takes, how long the campaign will take."""
+    noise = "unknown" if found.sd is None else f"{math.expm1(found.sd) * 100:.1f} %"
+    pairs = "more pairs than anyone can wait for" if planned is None else f"{planned} pairs, {planned * pair_s:.0f} s"
+    return (
+        f"measured as a {design}, a pair repeats within {noise} here and equal engines differ by {found.text()}: "
+        f"a trial takes {pairs}; all trials {campaign_s / 60:.0f} min at most, less where effects are large"
+    )
 
 
 def cost_per_million_tokens(throughput_per_accelerator: Reading, price_per_accelerator_hour: float) -> Reading:
@@ -168,7 +174,6 @@ def baseline_report(
     metrics: Sequence[MetricBaseline],
     price_per_accelerator_hour: float,
     accelerators: int = 1,
-    floors: Sequence[NoiseFloor] = (),
     sample_key: str = "",
     notes: Sequence[str] = (),
 ) -> BaselineReport:
@@ -188,7 +193,6 @@ def baseline_report(
         criteria_hash=criteria_hash,
         metrics=tuple(complete),
         accelerators=accelerators,
-        noise_floors=tuple(floors),
         sample_key=sample_key,
         notes=(*notes, *unknown),
     )

@@ -18,7 +18,7 @@ from infra.sampling.sample import Sample, parse_sample, save_sample, strata_from
 from tasks.baseline.gates import baseline_rows, baseline_suite
 from tasks.baseline.production import production_metrics
 from tasks.baseline.records import BaselineReport, Calibration, SampleRef, Samples
-from tasks.baseline.rules import baseline_report, drift
+from tasks.baseline.rules import baseline_report, drift, judge_calibration
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Criteria, Outcome
 from tasks.shared.stops import PreconditionFailed
@@ -150,16 +150,26 @@ def stop_on_unrest(report: BaselineReport, criteria: Criteria) -> None:
         )
 
 
+def stop_unless_told(sandbox: Calibration, criteria: Criteria) -> None:
+    """End the campaign when the sandbox cannot tell what the criteria ask for (spec B4).
+
+    Raises:
+        PreconditionFailed: two engines of one configuration differ, or the pairs that the target needs are not in the
+            budget; with the figures.
+    """
+    said = judge_calibration(sandbox.found, sandbox.planned_pairs, criteria.measuring)
+    if said.outcome is not Outcome.PASS:
+        bad = "; ".join(r.text for r in said.reasons if r.outcome is not Outcome.PASS)
+        raise PreconditionFailed(
+            f"this machine cannot tell what the criteria ask for: {bad} ({sandbox.sentence})",
+            remedy="Give the engines slots of their own (RATCHET_SANDBOX_SLOTS) on a quieter machine, or ask in the "
+            "criteria for longer spans, more pairs or a larger gain",
+        )
+
+
 def with_calibration(draft: BaselineReport, samples: Samples, sandbox: Calibration) -> BaselineReport:
-    """The report with the sandbox's A/A floors and its samples."""
-    return draft.model_copy(
-        update={
-            "noise_floors": sandbox.noise_floors,
-            "passes": sandbox.passes,
-            "samples": samples,
-            "sample_key": samples.search.key,
-        }
-    )
+    """The report with what the sandbox can tell, and its samples."""
+    return draft.model_copy(update={"calibration": sandbox, "samples": samples, "sample_key": samples.search.key})
 
 
 @task(name="gate: baseline")

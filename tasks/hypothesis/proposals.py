@@ -98,6 +98,8 @@ def admit(proposal: Proposal, rules: SearchRules) -> Hypothesis | RefusedIdea:
     if name is None:
         return _refused(proposal, "H4 search space", "is no knob of the catalogue")
     facts = rules.view.knobs[name]
+    if facts.kind == "int" and not proposal.named and isinstance(proposal.value, float):
+        proposal = proposal.model_copy(update={"value": round(proposal.value)})  # a factor's result
     if facts.knob_class == "structural" and name not in rules.limits:
         return _refused(proposal, "H4 structural", "is structural and the criteria set no limit for it")
     try:

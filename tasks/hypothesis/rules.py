@@ -214,7 +214,7 @@ def combine_optimiser(
         because="the optimiser's model of the measured trials expects most of this value",
         bottleneck="",
         validate_by="interleaved runs at the saturating load and the recorded arrivals, beside the baseline",
-        holds_if="throughput rises by more than the A/A floor and every guard stays inside its limit; "
+        holds_if="throughput rises by more than the smallest gain and every guard stays inside its limit; "
         "it does not hold otherwise",
         worst_case="any guard leaves its limit: the optimiser knows nothing of why",
         may_get_worse=("p99_latency", "peak_memory"),

@@ -9,8 +9,9 @@ from typing import Literal
 
 from tasks.sandbox.comparison import THROUGHPUT
 from tasks.sandbox.records import CorrectnessReport, MetricComparison
-from tasks.shared.limits import any_reached, beyond_floor, judge_guard, judge_primary
+from tasks.shared.limits import any_reached, judge_guard, unusable
 from tasks.shared.outcomes import combine, judgement
+from tasks.shared.paired import Effect, effect_of, pairs_to_decide, reaches, within
 from tasks.shared.records import (
     Criteria,
     GuardMetric,
@@ -25,7 +26,7 @@ from tasks.shared.records import (
 DEFAULT_DISCOUNT_PCT = 2.5
 """Sandbox gains run about 2 to 3 points optimistic (spec V9); used until the ledger knows better."""
 
-FEWEST_PAIRS = 3
+FEWEST_GAINS = 3
 """Pairs of sandbox and production gains from which the ledger is believed instead."""
 
 REFUSALS = frozenset({"error_rate", "coverage", "oom_count"})
@@ -44,36 +45,51 @@ ENGINE_CLASSES: dict[str, OutcomeClass] = {
 that is not listed says nothing about the configuration: the trial was not run (case EN3)."""
 
 
-def widened(guard: GuardMetric, floor_pct: float | None) -> GuardMetric:
-    """The guard with its A/A floor as its limit, where the floor is wider and the criteria let it widen so far."""
-    limit, most = guard.max_increase_pct, guard.widens_to_pct
-    if limit is None or most is None or floor_pct is None or not limit < floor_pct <= most:
-        return guard
-    return guard.model_copy(update={"max_increase_pct": floor_pct})
-
-
 def judge_guards(comparisons: Sequence[MetricComparison], criteria: Criteria) -> tuple[list[Reason], list[Reason]]:
     """Every guard judged: (those that decide, optional ones without data, which decide nothing)."""
     deciding: list[Reason] = []
     silent: list[Reason] = []
     by_name = {c.metric: c for c in comparisons}
+    missing = Reading.unknown("it was not measured")
     for guard in criteria.guards:
         found = by_name.get(guard.name)
-        missing = Reading.unknown("it was not measured")
-        floor_pct = found.floor_pct if found else None
-        reason = judge_guard(
-            widened(guard, floor_pct),
-            found.baseline if found else missing,
-            found.candidate if found else missing,
-            floor_pct=floor_pct,
-        )
+        if found is not None and found.paired and guard.max_increase_pct is not None:
+            reason = _paired_guard(guard, guard.max_increase_pct, found)
+        else:
+            one, two = (found.baseline, found.candidate) if found else (missing, missing)
+            reason = judge_guard(guard, one, two, floor_pct=0.0)
         optional = not guard.required and reason.outcome is Outcome.NO_DATA
         (silent if optional else deciding).append(reason)
     return deciding, silent
 
 
+def _paired_guard(guard: GuardMetric, limit_pct: float, found: MetricComparison) -> Reason:
+    """Breached when the whole interval is beyond the limit, kept when it is inside, held back when it straddles it."""
+    if (lacking := unusable(guard.name, (found.baseline, found.candidate))) is not None:
+        return lacking
+    outcome = within(found.estimate, limit_pct, direction=guard.direction)
+    worse = "more" if guard.direction == "lower" else "less"
+    word = {Outcome.PASS: "inside", Outcome.FAIL: "beyond"}.get(outcome, "not told from")
+    return Reason(
+        rule=guard.name,
+        outcome=outcome,
+        observed=found.change_pct,
+        limit=limit_pct,
+        unit="%",
+        text=f"{_quoted(found)}: {word} the limit of {limit_pct:g} % {worse}",
+    )
+
+
+def _quoted(found: MetricComparison) -> str:
+    """Both readings, the ratio with its interval, the pairs and the design."""
+    ratio = "no pair is whole" if found.estimate is None else found.estimate.text()
+    design = f", {found.design}" if found.design else ""
+    return f"{found.metric} is {found.candidate.text()} against {found.baseline.text()}: {ratio}{design}"
+
+
 def judge_trial(comparisons: Sequence[MetricComparison], criteria: Criteria) -> Judgement:
-    """C2: PASS only if at least one primary metric reaches its target and every guard is inside its limit.
+    """C2: PASS only if at least one primary metric reaches its target and every guard is inside its limit, each with
+    its whole interval.
 
     The best primary metric speaks for all of them; the guards speak each for itself. Missing or marked
     readings never pass. A combination is judged by this against the campaign's first baseline.
@@ -84,56 +100,76 @@ def judge_trial(comparisons: Sequence[MetricComparison], criteria: Criteria) -> 
         found = by_name.get(metric.name)
         if found is None:
             primaries.append(Reason(rule=metric.name, outcome=Outcome.NO_DATA, text=f"{metric.name} was not measured"))
+        elif (lacking := unusable(metric.name, (found.baseline, found.candidate))) is not None:
+            primaries.append(lacking)
         else:
+            outcome = reaches(found.estimate, metric.target_pct) if found.baseline.value else Outcome.NO_DATA
+            word = {Outcome.PASS: "reached", Outcome.FAIL: "missed"}.get(outcome, "not decided")
             primaries.append(
-                judge_primary(
-                    metric,
-                    found.baseline,
-                    found.candidate,
-                    floor_pct=found.floor_pct,
-                    low_pct=found.low_pct,
-                    high_pct=found.high_pct,
+                Reason(
+                    rule=metric.name,
+                    outcome=outcome,
+                    observed=found.change_pct,
+                    limit=metric.target_pct,
+                    unit="%",
+                    text=f"{_quoted(found)}: target {metric.target_pct:+g} % {word}",
                 )
             )
     guards, silent = judge_guards(comparisons, criteria)
-    return judgement([*any_reached(primaries), *guards], silent=silent)
+    return judgement([*_any_reached(primaries), *guards], silent=silent)
 
 
 def judge_single(comparisons: Sequence[MetricComparison], criteria: Criteria) -> Judgement:
-    """Whether one hypothesis may join a combination: some primary metric improves by more than its A/A floor
-    and every guard holds. The target is for the adopted combination alone (spec C2)."""
+    """Whether one hypothesis may join a combination: some primary metric is effective and every guard holds. The target
+    is for the adopted combination alone (spec C2)."""
     by_name = {c.metric: c for c in comparisons}
+    gain_pct = criteria.measuring.smallest_gain_pct
     reasons: list[Reason] = []
     for metric in criteria.primary:
         found = by_name.get(metric.name)
         if found is None or found.baseline.value is None or found.candidate.value is None:
             reasons.append(Reason(rule=metric.name, outcome=Outcome.NO_DATA, text=f"{metric.name} was not measured"))
-            continue
-        moved = (
-            None
-            if not (found.baseline.judges and found.candidate.judges)
-            else beyond_floor(metric.direction, found.change_pct, found.floor_pct, found.low_pct, found.high_pct)
-        )
-        outcome = Outcome.INCONCLUSIVE if moved is None else Outcome.PASS if moved > 0 else Outcome.FAIL
-        size = "unknown" if found.change_pct is None else f"{found.change_pct:+.1f} %"
-        floor = "unknown" if found.floor_pct is None else f"{found.floor_pct:.1f} %"
-        word = {None: "cannot be told", 1: "better", 0: "no change that can be told from noise", -1: "worse"}[moved]
-        interval = ""
-        if found.low_pct is not None and found.high_pct is not None:
-            interval = f", 95 % interval {found.low_pct:+.1f} to {found.high_pct:+.1f} %"
-        reasons.append(
-            Reason(
-                rule=metric.name,
-                outcome=outcome,
-                observed=found.change_pct,
-                limit=found.floor_pct,
-                unit="%",
-                text=f"{metric.name} is {found.candidate.text()} against "
-                f"{found.baseline.text()}: {size}{interval}, A/A floor {floor}: {word}",
+        elif (lacking := unusable(metric.name, (found.baseline, found.candidate))) is not None:
+            reasons.append(lacking)
+        else:
+            effect = effect_of(found.estimate, gain_pct, direction=metric.direction)
+            outcome = {"effective": Outcome.PASS, "unstable": Outcome.INCONCLUSIVE}.get(effect, Outcome.FAIL)
+            reasons.append(
+                Reason(
+                    rule=metric.name,
+                    outcome=outcome,
+                    observed=found.change_pct,
+                    limit=gain_pct,
+                    unit="%",
+                    text=f"{_quoted(found)}: {effect}{_would_take(found, gain_pct) if effect == 'unstable' else ''}, "
+                    f"smallest gain {gain_pct:g} %",
+                )
             )
-        )
     guards, silent = judge_guards(comparisons, criteria)
-    return judgement([*any_reached(reasons), *guards], silent=silent)
+    return judgement([*_any_reached(reasons), *guards], silent=silent)
+
+
+def _any_reached(primaries: Sequence[Reason]) -> list[Reason]:
+    """One reached target is enough, so while one is not decided those that were missed decide nothing."""
+    waiting = [r for r in primaries if r.outcome is Outcome.INCONCLUSIVE]
+    reached = any(r.outcome is Outcome.PASS for r in primaries)
+    return waiting if waiting and not reached else any_reached(primaries)
+
+
+def _would_take(found: MetricComparison, gain_pct: float) -> str:
+    pairs = None if found.estimate is None else pairs_to_decide(found.estimate, gain_pct)
+    return "" if pairs is None else f" (about {pairs} pairs would decide it)"
+
+
+def effects(comparisons: Sequence[MetricComparison], criteria: Criteria) -> list[Effect | None]:
+    """What became of each primary metric; None where a reading is unknown or marked."""
+    by_name = {c.metric: c for c in comparisons}
+    return [
+        effect_of(c.estimate, criteria.measuring.smallest_gain_pct, direction=m.direction)
+        if (c := by_name.get(m.name)) is not None and c.baseline.judges and c.candidate.judges
+        else None
+        for m in criteria.primary
+    ]
 
 
 def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of the docstring
@@ -143,20 +179,18 @@ def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of th
     criteria: Criteria,
     kind: Literal["single", "combination", "leave_one_out", "held_out", "a_a"] = "single",
     correctness: CorrectnessReport | None = None,
-    unstable_reasons: Sequence[str] = (),
     cache: Judgement | None = None,
     more_guards: Sequence[Reason] = (),
     shapes_match: bool = True,
 ) -> OutcomeClass:
     """The class of a trial (spec V8); the first that applies.
 
-    invalid configuration, infeasible, not run: the engine did not serve a measurement. unverified: the
-    sandbox is not of production's shape, or a required reading or the cache comparison is missing. wrong
-    output: correctness failed. regression or side effect: requests were refused or failed, or memory ran out,
-    which is no matter of noise. unstable: the runs spread too far, or a guard could not be resolved from
-    noise. effective: the trial's judgement passes (`judge_single` for a hypothesis alone, `judge_trial` for a
-    combination) and `more_guards` hold. side effect: better, and a guard is breached. regression: worse, or a
-    guard is breached without a gain. no effect: the rest.
+    invalid configuration, infeasible, not run: the engine did not serve a measurement. unverified: the sandbox is not
+    of production's shape, or a required reading or the cache comparison is missing. wrong output: correctness failed.
+    regression or side effect: requests were refused or failed, or memory ran out, which is no matter of noise. side
+    effect: better, and a guard is breached. regression: worse with confidence, or a guard is breached without a gain.
+    no effect, unstable: what the interval says, or a guard that it straddles. effective: the trial's judgement passes
+    (`judge_single` for a hypothesis alone, `judge_trial` for a combination) and `more_guards` hold.
     """
     if engine_outcome != "measured":
         return ENGINE_CLASSES.get(engine_outcome, OutcomeClass.NOT_RUN)
@@ -167,12 +201,10 @@ def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of th
     if correctness is not None and correctness.judgement.outcome is Outcome.FAIL:
         return OutcomeClass.WRONG_OUTPUT
     deciding = judge_guards(comparisons, criteria)[0]
-    moves = _moves(comparisons, criteria)
-    better, worse = any(m == 1 for m in moves), any(m == -1 for m in moves)
+    became = effects(comparisons, criteria)
+    better, worse = "effective" in became, "regression" in became
     if any(r.rule in REFUSALS and r.outcome is Outcome.FAIL for r in deciding):
         return OutcomeClass.SIDE_EFFECT if better else OutcomeClass.REGRESSION
-    if unstable_reasons:
-        return OutcomeClass.UNSTABLE
     if cache is not None and cache.outcome is not Outcome.PASS:
         return OutcomeClass.UNVERIFIED
     guards = combine(r.outcome for r in (*deciding, *more_guards))
@@ -180,10 +212,12 @@ def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of th
         return OutcomeClass.SIDE_EFFECT if better else OutcomeClass.REGRESSION
     if worse and not better:
         return OutcomeClass.REGRESSION
-    if guards in {Outcome.NO_DATA, Outcome.ERROR} or all(m is None for m in moves):
+    if all(effect is None for effect in became):
         return OutcomeClass.UNVERIFIED
-    if not better:
-        return OutcomeClass.NO_EFFECT
+    if not better:  # its latencies need not have been measured
+        return OutcomeClass.UNSTABLE if "unstable" in became else OutcomeClass.NO_EFFECT
+    if guards in {Outcome.NO_DATA, Outcome.ERROR}:
+        return OutcomeClass.UNVERIFIED
     if guards is Outcome.INCONCLUSIVE:
         return OutcomeClass.UNSTABLE
     whole = judge_trial if kind in {"combination", "held_out"} else judge_single
@@ -191,16 +225,6 @@ def classify(  # noqa: PLR0911, PLR0912 - one return a class, in the order of th
     if outcome is Outcome.INCONCLUSIVE:
         return OutcomeClass.UNSTABLE
     return OutcomeClass.EFFECTIVE if outcome is Outcome.PASS else OutcomeClass.NO_EFFECT
-
-
-def _moves(comparisons: Sequence[MetricComparison], criteria: Criteria) -> list[int | None]:
-    by_name = {c.metric: c for c in comparisons}
-    return [
-        beyond_floor(m.direction, c.change_pct, c.floor_pct, c.low_pct, c.high_pct)
-        if (c := by_name.get(m.name)) is not None and c.baseline.judges and c.candidate.judges
-        else None
-        for m in criteria.primary
-    ]
 
 
 def predicted_combination_pct(gains_pct: Iterable[float]) -> float | None:
@@ -214,23 +238,6 @@ def predicted_combination_pct(gains_pct: Iterable[float]) -> float | None:
 def synergy_pct(measured_pct: float | None, predicted_pct: float | None) -> float | None:
     """Measured minus predicted, percentage points (spec V7)."""
     return None if measured_pct is None or predicted_pct is None else measured_pct - predicted_pct
-
-
-def member_contribution_pct(full_pct: float, without_pct: float) -> float | None:
-    """What a member adds to the combination without it, %; both gains are against the same baseline."""
-    rest = 1 + without_pct / 100
-    return ((1 + full_pct / 100) / rest - 1) * 100 if rest > 0 else None
-
-
-def leave_one_out_ok(full_pct: float | None, without_pct: float | None, floor_pct: float | None) -> bool:
-    """Whether a member adds more than the noise floor when it alone is left out (spec C2, last sentence).
-
-    False when anything is unknown: what was not measured is not adopted.
-    """
-    if full_pct is None or without_pct is None or floor_pct is None:
-        return False
-    added = member_contribution_pct(full_pct, without_pct)
-    return added is not None and added > floor_pct
 
 
 def objective(
@@ -275,4 +282,4 @@ def sandbox_discount_pct(pairs: Iterable[tuple[float | None, float | None]]) -> 
     was too modest earns no bonus. 2.5 until there are three pairs.
     """
     known = [sandbox - production for sandbox, production in pairs if sandbox is not None and production is not None]
-    return DEFAULT_DISCOUNT_PCT if len(known) < FEWEST_PAIRS else max(0.0, statistics.median(known))
+    return DEFAULT_DISCOUNT_PCT if len(known) < FEWEST_GAINS else max(0.0, statistics.median(known))

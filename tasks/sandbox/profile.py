@@ -39,12 +39,14 @@ def profile_cpu_side(params: CampaignParams, criteria: Criteria, baseline: Basel
         sample.write_bytes(store.get(baseline.samples.search.key))
         try:
             with open_bench(settings) as bench:
+                engine = bench.baseline(baseline.config)
+                bench.place("AB")
                 profile = profile_engine(
-                    bench.baseline(baseline.config),
+                    engine,
                     sample,
                     folder,
                     concurrency=criteria.measuring.saturating_concurrency,
-                    client_cores=settings.client_cores,
+                    client_cores=settings.client_cores or settings.slots[-1],
                 )
         except RatchetError as fault:
             profile = CpuProfile.unknown(f"no engine to profile: {fault}")

@@ -9,11 +9,12 @@ from pydantic import Field
 from infra.bench.workload import Workload
 from infra.engine.config import ServingConfig
 from tasks.hypothesis.records import Scalar
+from tasks.shared.paired import Estimate, estimate
 from tasks.shared.records import Judgement, OutcomeClass, Reading, Record, Target
 
 
 class Conditions(Record):
-    """What else the machine did during a run; beyond the limits a run is void (spec V3)."""
+    """What else the machine did meanwhile; it is recorded and voids nothing, since it hits both sides (spec V3)."""
 
     steal_pct: float | None = None
     foreign_cpu_pct: float | None = Field(default=None, description="CPU of other processes, % of the machine")
@@ -24,10 +25,13 @@ class Conditions(Record):
 
 
 class RunReadings(Record):
-    """One measured run of one side on one workload."""
+    """What one side did in one span of one workload."""
 
     workload: Workload
-    repeat: int
+    pair: int
+    order: Literal["AB", "BA"] = Field(
+        description="AB: the baseline stands on the first slot, or goes first on the one"
+    )
     side: Literal["baseline", "candidate"]
     metrics: dict[str, Reading] = Field(
         description="by metric name: throughput_per_gpu, p50/p90/p99_latency, "
@@ -40,17 +44,32 @@ class RunReadings(Record):
 
 
 class MetricComparison(Record):
-    """Candidate against baseline on one metric."""
+    """Candidate against baseline on one metric. One that is measured in pairs is judged by these alone."""
 
     metric: str
     baseline: Reading
     candidate: Reading
-    change_pct: float | None = Field(description="(candidate-baseline)/baseline in %; None where undefined")
+    change_pct: float | None = Field(
+        description="in %: of the pairs' mean log ratio where there are pairs, else (candidate-baseline)/baseline"
+    )
     change_abs: float | None = None
-    low_pct: float | None = Field(default=None, description="95 % interval of change_pct, lower end")
+    low_pct: float | None = Field(default=None, description="interval of change_pct that holds at every look")
     high_pct: float | None = None
-    floor_pct: float | None = Field(default=None, description="A/A noise floor")
-    spread_pct: float | None = Field(default=None, description="larger of the two sides' spread over repeats")
+    paired: bool = Field(default=False, description="whether this metric is measured in pairs")
+    log_ratios: tuple[float, ...] = Field(
+        default=(), description="one a pair: ln(candidate / baseline) over both orders"
+    )
+    design: str = Field(default="", description="duet: both sides at once on two slots; slices: by turns on one")
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What the pairs say; None without one."""
+        return estimate(self.log_ratios)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs behind the ratio."""
+        return len(self.log_ratios)
 
 
 class CorrectnessReport(Record):
@@ -80,6 +99,7 @@ class TrialResult(Record):
     outcome_class: OutcomeClass
     engine_outcome: str = Field(default="measured", description="measured, or how the engine failed")
     engine_detail: str = ""
+    design: str = Field(default="", description="duet or slices")
     runs: tuple[RunReadings, ...] = ()
     comparisons: tuple[MetricComparison, ...] = ()
     judgement: Judgement
@@ -91,6 +111,7 @@ class TrialResult(Record):
     log_key: str = ""
     peak_memory_bytes: float | None = None
     duration_s: float = 0.0
+    measured_s: float = Field(default=0.0, description="of it in pairs of spans; the rest is starts and checks")
     objective: float | None = None
 
     def comparison(self, metric: str) -> MetricComparison | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tasks.sandbox.comparison import comparable_cache, compare_runs, unstable
+from tasks.sandbox.comparison import comparable_cache, compare_runs
 from tasks.sandbox.judging import (
     classify,
     judge_guards,
     judge_single,
     judge_trial,
-    leave_one_out_ok,
-    member_contribution_pct,
     objective,
     predicted_combination_pct,
     sandbox_discount_pct,
@@ -25,8 +23,6 @@ __all__ = [
     "judge_guards",
     "judge_single",
     "judge_trial",
-    "leave_one_out_ok",
-    "member_contribution_pct",
     "members_contribute",
     "objective",
     "pick_winner",
@@ -34,5 +30,4 @@ __all__ = [
     "sandbox_discount_pct",
     "sandbox_verdict",
     "synergy_pct",
-    "unstable",
 ]

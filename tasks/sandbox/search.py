@@ -1,25 +1,22 @@
-"""Which combinations to measure, when a pair is decided early, and the blocks behind intervals. Pure."""
+"""Which combinations to measure, and when a measurement has answered. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-import polars as pl
+from infra.bench.workload import Workload
+from tasks.sandbox.comparison import COST, LATENCIES, THROUGHPUT, THROUGHPUT_OF, compare_runs
+from tasks.sandbox.judging import REFUSALS, judge_guards
+from tasks.sandbox.records import MetricComparison, RunReadings, TrialResult
+from tasks.shared.paired import effect_of, looks, pairs_to_decide, reaches
+from tasks.shared.records import Criteria, Outcome, OutcomeClass, PrimaryMetric
 
-from infra.bench.measure import MeasuredRun
-from tasks.sandbox.records import TrialResult
-from tasks.shared.records import OutcomeClass
-from tasks.shared.statistics import ArrivalBlocks, Blocks, arrival_blocks, work_blocks
-
-BLOCK_S = 2.0
-"""Length of an arrival block: several times the service time of a short request."""
-
-MOST_BLOCKS = 50
-"""Shares into which a closed loop is cut for an interval of its rate."""
-
-FOLLOW_THROUGHPUT = ("throughput_per_gpu", "cost_per_million_tokens")
+FOLLOW_THROUGHPUT = frozenset({THROUGHPUT, COST})
 """Primary metrics that cannot get better unless throughput does: cost is the price over it."""
+
+HOPELESS_FROM = 8
+"""Pairs from which the spread is known well enough to say that the budget will not answer."""
 
 
 def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialResult, ...]]:
@@ -44,93 +41,71 @@ def combinations(singles: Sequence[TrialResult], most: int) -> list[tuple[TrialR
     return wanted[:most]
 
 
-def _rate(run: MeasuredRun) -> float | None:
-    return run.result.summary.output_tokens_per_s if run.workload == "saturating" else None
+def answered(workload: Workload, runs: Sequence[RunReadings], criteria: Criteria, *, proves: bool) -> bool:
+    """Whether further pairs of this workload would change nothing.
 
-
-def decided_early(
-    runs: Sequence[MeasuredRun], floor_pct: float | None, *, primaries: Collection[str] = FOLLOW_THROUGHPUT
-) -> bool:
-    """Whether a further repeat could not make this trial adoptable.
-
-    True when the candidate refuses requests that the baseline served: the same requests would be refused again
-    (case OB2). True when its throughput is no better at all and no primary metric could be met without it: to beat the
-    A/A floor in the mean, the repeats that are left would have to swing by more than twice what noise alone was seen
-    to do. Never true for a trial that looks good: a win is always measured with every repeat, so early endings can lose
-    a gain and cannot adopt one.
+    At once: requests were refused that the baseline served, which is no matter of noise (case OB2). At a look only:
+    the interval says what became of every primary metric that this workload gives, or at recorded load of every guard.
+    After `HOPELESS_FROM` pairs also when more than the budget would be needed; the trial is then unstable.
 
     Args:
-        floor_pct: A/A floor of throughput, %.
-        primaries: the criteria's primary metrics. One that does not follow from throughput, such as a latency, may
-            reach its target without it: then no trial ends early for its throughput.
+        proves: a combination, or the held-out measurement: its target decides, and it is never given up early.
     """
-    refused = {
-        side: {
-            row
-            for run in runs
-            if run.side == side
-            for row in run.result.requests.filter(pl.col("status") != "ok")["request_id"].to_list()
-        }
-        for side in ("baseline", "candidate")
-    }
-    if refused["candidate"] - refused["baseline"]:
+    found = {c.metric: c for c in compare_runs(runs, criteria)}
+    guards = judge_guards(tuple(found.values()), criteria)[0]
+    if any(r.rule in REFUSALS and r.outcome is Outcome.FAIL for r in guards):
         return True
-    if not set(primaries) <= set(FOLLOW_THROUGHPUT):
+    measuring = criteria.measuring
+    pairs = 1 + max((r.pair for r in runs if r.workload == workload), default=-1)
+    if pairs not in looks(measuring.most_pairs):
         return False
-    rates = {
-        side: [r for run in runs if run.side == side and (r := _rate(run)) is not None]
-        for side in ("baseline", "candidate")
-    }
-    if floor_pct is None or not rates["baseline"] or not rates["candidate"]:
+    if workload == "recorded":
+        limits = [r for r in guards if r.rule in LATENCIES]
+        waits = any(r.outcome is Outcome.INCONCLUSIVE for r in limits)
+        return any(r.outcome is Outcome.FAIL for r in limits) or not (waits or _open(criteria, found, proves))
+    throughput = found.get(THROUGHPUT_OF[workload])
+    said = throughput.estimate if throughput is not None else None
+    if said is None:
         return False
-    baseline = sum(rates["baseline"]) / len(rates["baseline"])
-    candidate = sum(rates["candidate"]) / len(rates["candidate"])
-    return baseline > 0 and candidate <= baseline
+    effect = effect_of(said, measuring.smallest_gain_pct)
+    if workload != "saturating":
+        return effect != "unstable"
+    if proves and effect in ("effective", "unstable"):
+        targets = [reaches(c.estimate, m.target_pct) for m in _following(criteria) if (c := found.get(m.name))]
+        return Outcome.PASS in targets or (bool(targets) and Outcome.INCONCLUSIVE not in targets)
+    if effect != "unstable":
+        return True
+    needed = pairs_to_decide(said, measuring.smallest_gain_pct) if pairs >= HOPELESS_FROM else 0
+    return not proves and (needed is None or needed > measuring.most_pairs)
 
 
-def _latency_blocks(run: MeasuredRun) -> Blocks:
-    served = run.result.requests.filter(pl.col("status") == "ok")
-    values = ((served["end_s"] - served["planned_s"]) * 1000).to_list()
-    return arrival_blocks(served["planned_s"].to_list(), values, BLOCK_S)
-
-
-def _token_blocks(run: MeasuredRun) -> Blocks:
-    """Equal shares of the work, each of at least as many requests as there are slots: what is shorter holds nothing
-    but the requests that are under way anyway."""
-    summary = run.result.summary
-    if not summary.concurrency:
-        return ()
-    served = run.result.requests.filter(pl.col("status") == "ok")
-    return work_blocks(
-        served["first_token_s"].to_list(),
-        served["last_token_s"].to_list(),
-        served["output_tokens"].to_list(),
-        min(MOST_BLOCKS, summary.requests // summary.concurrency),
+def worth_recording(runs: Sequence[RunReadings], criteria: Criteria) -> bool:
+    """Whether latencies are measured at all: throughput is better, or a primary metric does not follow from it; and
+    nothing was refused, which decides by itself."""
+    found = {c.metric: c for c in compare_runs(runs, criteria)}
+    if any(r.rule in REFUSALS and r.outcome is Outcome.FAIL for r in judge_guards(tuple(found.values()), criteria)[0]):
+        return False
+    if any(m.name not in FOLLOW_THROUGHPUT for m in criteria.primary):
+        return True
+    throughput = found.get(THROUGHPUT)
+    return throughput is not None and (
+        effect_of(throughput.estimate, criteria.measuring.smallest_gain_pct) == "effective"
     )
 
 
-def recorded_blocks(runs: Sequence[MeasuredRun]) -> dict[str, ArrivalBlocks]:
-    """What the intervals of throughput and of the median and P99 latency are resampled from."""
+def _following(criteria: Criteria) -> list[PrimaryMetric]:
+    return [m for m in criteria.primary if m.name in FOLLOW_THROUGHPUT]
 
-    def of(side: str, workload: str) -> list[MeasuredRun]:
-        return [r for r in runs if r.side == side and r.workload == workload]
 
-    blocks: dict[str, ArrivalBlocks] = {}
-    b, c = of("baseline", "recorded"), of("candidate", "recorded")
-    if b and c:
-        latency_b, latency_c = tuple(map(_latency_blocks, b)), tuple(map(_latency_blocks, c))
-        blocks["p50_latency"] = ArrivalBlocks(
-            metric="p50_latency", statistic="p50", baseline=latency_b, candidate=latency_c
-        )
-        blocks["p99_latency"] = ArrivalBlocks(
-            metric="p99_latency", statistic="p99", baseline=latency_b, candidate=latency_c
-        )
-    b, c = of("baseline", "saturating"), of("candidate", "saturating")
-    if b and c:
-        blocks["throughput_per_gpu"] = ArrivalBlocks(
-            metric="throughput_per_gpu",
-            statistic="rate",
-            baseline=tuple(map(_token_blocks, b)),
-            candidate=tuple(map(_token_blocks, c)),
-        )
-    return blocks
+def _open(criteria: Criteria, found: dict[str, MetricComparison], proves: bool) -> bool:
+    """Whether a primary metric at recorded load is not decided yet."""
+    for metric in criteria.primary:
+        said = found.get(metric.name)
+        if metric.name not in LATENCIES or said is None:
+            continue
+        if proves and reaches(said.estimate, metric.target_pct) is Outcome.INCONCLUSIVE:
+            return True
+        gain_pct = criteria.measuring.smallest_gain_pct
+        if effect_of(said.estimate, gain_pct, direction=metric.direction) == "unstable":
+            return True
+    return False

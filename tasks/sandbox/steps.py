@@ -6,13 +6,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from prefect import task
 from prefect.logging import get_run_logger
 
 from infra.bench.engines import Bench, EngineFailed, close_bench, open_bench
-from infra.bench.measure import MeasuredRun, SideFailed, measure_pair, measure_run
+from infra.bench.measure import SideFailed
+from infra.bench.workload import WorkloadPlan
 from infra.connect import open_store
 from infra.engine.config import ServingConfig
 from infra.errors import RatchetError
@@ -20,20 +22,27 @@ from infra.replay.code_hash import replay_code_hash
 from infra.settings.sandbox import SandboxSettings
 from infra.store import ObjectStore
 from tasks.baseline.records import BaselineReport, Calibration, Samples
-from tasks.baseline.rules import noise_floors
+from tasks.baseline.rules import calibration_sentence, target_pct
 from tasks.hypothesis.records import Hypothesis, Scalar
 from tasks.sandbox import checks
+from tasks.sandbox.comparison import THROUGHPUT, compare_runs
+from tasks.sandbox.measuring import Measurement
 from tasks.sandbox.records import CorrectnessReport, RunReadings, SandboxVerdict, TrialResult
-from tasks.sandbox.rules import predicted_combination_pct
-from tasks.sandbox.runs import fetch_sample, keep, loads_of, memory_limit_bytes, undisturbed, void
-from tasks.sandbox.search import combinations, decided_early, recorded_blocks
+from tasks.sandbox.rules import predicted_combination_pct, synergy_pct
+from tasks.sandbox.runs import fetch_sample, loads_of, memory_limit_bytes
+from tasks.sandbox.search import answered, combinations, worth_recording
 from tasks.sandbox.trial import judged
 from tasks.sandbox.verdict import sandbox_verdict
 from tasks.sandbox.winner import pick_winner
-from tasks.sandbox.workloads import passes_needed, refuse_endless
+from tasks.sandbox.workloads import refuse_endless
 from tasks.shared.ledger import ledger_key
+from tasks.shared.outcomes import worst_first
+from tasks.shared.paired import budget_sd, planned_pairs
 from tasks.shared.parameters import CampaignParams
 from tasks.shared.records import Criteria, LedgerEntry, Outcome
+
+A_A_PAIRS = 8
+"""Pairs of the A/A measurement: one of the looks, so that its interval is known."""
 
 
 def _trial_key(campaign: str, kind: str, config_hash: str) -> str:
@@ -51,52 +60,38 @@ def sandbox_of(config: ServingConfig) -> Iterator[None]:
         close_bench()
 
 
-@task(name="A/A: the sandbox's noise floor", retries=1, retry_delay_seconds=5)
+@task(name="A/A: what the sandbox can tell", retries=1, retry_delay_seconds=5)
 def calibrate(params: CampaignParams, criteria: Criteria, samples: Samples) -> Calibration:
-    """How long a run in closed loop must be, and the baseline measured beside a twin of itself; nothing smaller than
-    what differs there is called a difference."""
+    """The baseline measured against a twin of itself: how finely a pair repeats, and from it pairs and time."""
     store, settings, measuring = open_store(), SandboxSettings(), criteria.measuring
     log = get_run_logger()
     for sample in (samples.search, samples.held_out):
         refuse_endless(sample.duration_s, params.time_scale)
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
-        folder = Path(name)
-        path, strata = fetch_sample(store, samples.search, folder, measuring)
-        baseline, twin = bench.baseline_and_twin(params.config)
-        passes = 1
-        if measuring.min_closed_run_s:
-            once = loads_of(params, measuring, samples.search, strata, params.config)
-            saturating = next(plan for plan in once if plan.workload == "saturating")
-            first = measure_run(
-                baseline, "baseline", saturating, 0, path, folder / "once", client_cores=settings.client_cores
-            )
-            passes = passes_needed(first.result.summary.duration_s, measuring.min_closed_run_s)
-            log.info("%s; runs in closed loop replay the sample %d times", checks.run_line(first), passes)
-        loads = loads_of(
-            params,
-            measuring,
-            samples.search,
-            strata,
-            params.config,
-            passes=passes,
-            recorded_runs=measuring.runs_per_side,
-        )
-        readings = [
-            keep(store, settings, run, bench.peak_memory(run.side))
-            for run in measure_pair(
-                baseline,
-                twin,
-                loads,
-                path,
-                folder,
-                client_cores=settings.client_cores,
-                void=void,
-                on_run=lambda r: log.info("A/A %s", checks.run_line(r)),
-            )
-        ]
+        path, strata = fetch_sample(store, samples.search, Path(name), measuring)
+        loads = loads_of(params, measuring, samples.search, strata, params.config)
+        began_s = time.monotonic()
+        sides = bench.pair(params.config, params.config)
+        started_s = (time.monotonic() - began_s) / 2
+        twins = Measurement(bench, sides, path, store, settings, criteria, partial(_tell, "A/A"))
+        twins.start()
+        pairs = twins.run(loads[0], A_A_PAIRS, lambda _: False)
         bench.stop_candidate()
-    a, b = checks.by_repeat(readings, "baseline"), checks.by_repeat(readings, "candidate")
-    return Calibration(noise_floors=noise_floors(a, b), passes=passes)
+        design = bench.design
+    compared = {c.metric: c for c in compare_runs(twins.readings, criteria, design)}
+    found = compared[THROUGHPUT].estimate
+    planned = None
+    if found is not None and found.sd is not None:
+        planned = planned_pairs(budget_sd(found), target_pct(criteria), measuring.smallest_gain_pct)
+    pair_s = twins.spans_s / pairs
+    once_s = 2 * samples.search.duration_s * params.time_scale
+    trials = measuring.max_candidates + measuring.max_combinations + 1
+    trial_s = started_s + pair_s * (planned or measuring.most_pairs) * (1 + len(measuring.workloads)) + 3 * once_s
+    sentence = "" if found is None else calibration_sentence(found, design, planned, pair_s, trials * trial_s)
+    log.info("%s", sentence)
+    return Calibration(
+        design=design, found=found, planned_pairs=planned, pair_s=pair_s, campaign_s=trials * trial_s, sentence=sentence
+    )
 
 
 @task(name="trial", task_run_name="trial {hypothesis.knob}={hypothesis.value_to}", retries=0)
@@ -175,6 +170,25 @@ def _how_it_died(bench: Bench, failure: RatchetError) -> tuple[str, str]:
     raise failure
 
 
+def _measure_loads(measured: Measurement, loads: Sequence[WorkloadPlan], criteria: Criteria, proves: bool) -> None:
+    """The saturating load, and the others for what is worth it."""
+    measured.start()
+    for plan in loads:
+        if plan.workload == "saturating" or worth_recording(measured.readings, criteria):
+            until = partial(answered, plan.workload, criteria=criteria, proves=proves)
+            measured.run(plan, criteria.measuring.most_pairs, until)
+
+
+def _changed(config: ServingConfig, changes: dict[str, Scalar]) -> ServingConfig:
+    for knob, value in changes.items():
+        config = config.with_arg(knob, value)
+    return config
+
+
+def _tell(what: str, text: str) -> None:
+    get_run_logger().info("%s: %s", what, text)
+
+
 def _measure(
     params: CampaignParams,
     criteria: Criteria,
@@ -187,9 +201,7 @@ def _measure(
     predicted: float | None = None,
 ) -> TrialResult:
     store, settings = open_store(), SandboxSettings()
-    config = baseline.config
-    for knob, value in changes.items():
-        config = config.with_arg(knob, value)
+    config = _changed(baseline.config, changes)
     config_hash = config.config_hash()
     key = _trial_key(params.campaign, kind, config_hash)
     if store.exists(key):
@@ -197,12 +209,12 @@ def _measure(
     if baseline.samples is None:
         raise ValueError("the baseline holds no samples")
     held_out = kind == "held_out"
-    proves = kind != "single"  # leaving one member out proves the others, and only with every repeat
-    primaries = [metric.name for metric in criteria.primary]
+    proves = kind != "single"
     ref = baseline.samples.held_out if held_out else baseline.samples.search
     started_s = time.monotonic()
     log = get_run_logger()
-    log.info("%s %s", kind, checks.changes_text(changes))
+    what = f"{kind.replace('_', '-')} {checks.changes_text(changes)}"
+    log.info("%s", what)
     shape = f"{settings.accelerator} x{settings.accelerators}"
     base = {
         "trial_id": f"{kind}-{config_hash[:8]}",
@@ -219,38 +231,21 @@ def _measure(
         "held_out": held_out,
         "replay_hash": replay_code_hash(),
     }
-    outcome, detail, log_key = "measured", "", ""
+    outcome, detail = "measured", ""
     readings: list[RunReadings] = []
-    runs: list[MeasuredRun] = []
+    measured: Measurement | None = None
     correctness: CorrectnessReport | None = None
-    memory: float | None = None
     with tempfile.TemporaryDirectory() as name, open_bench(settings) as bench:
-        folder = Path(name)
-        path, strata = fetch_sample(store, ref, folder, criteria.measuring)
-        loads = loads_of(params, criteria.measuring, ref, strata, baseline.config, config, passes=baseline.passes)
+        path, strata = fetch_sample(store, ref, Path(name), criteria.measuring)
+        loads = loads_of(params, criteria.measuring, ref, strata, baseline.config, config)
+        design = bench.design
         try:
             sides = bench.pair(baseline.config, config, fresh=held_out)
-            floor = baseline.floor_pct("throughput_per_gpu")
-            for run in measure_pair(
-                sides.baseline,
-                sides.candidate,
-                loads,
-                path,
-                folder,
-                client_cores=settings.client_cores,
-                void=void,
-                stop_after=None
-                if proves
-                else lambda done: decided_early(undisturbed(done), floor, primaries=primaries),
-                on_run=lambda r: log.info("%s", checks.run_line(r)),
-            ):
-                runs.append(run)
-                peak = bench.peak_memory(run.side)
-                if run.side == "candidate" and peak is not None:
-                    memory = max(peak, memory or 0.0)
-                readings.append(keep(store, settings, run, peak))
+            measured = Measurement(bench, sides, path, store, settings, criteria, partial(_tell, what))
+            readings = measured.readings
+            _measure_loads(measured, loads, criteria, proves)
             bench.still_alive()
-            if check_outputs and (proves or not decided_early(undisturbed(runs), floor, primaries=primaries)):
+            if check_outputs and (proves or worth_recording(readings, criteria)):
                 correctness = checks.compare_outputs(bench, sides, params.seed)
                 log.info("outputs: %s", correctness.judgement.reasons[0].text)
             bench.still_alive()
@@ -260,25 +255,27 @@ def _measure(
         finally:
             log_key = bench.keep_log(store, params.campaign)
             bench.stop_candidate()
+    peaks = [v for r in readings if r.side == "candidate" and (v := r.metrics["peak_memory"].value) is not None]
     result = judged(
         base,
         criteria,
-        baseline,
         readings,
-        blocks=recorded_blocks(undisturbed(runs)),
+        design=design,
         outcome=outcome,
         detail=detail,
         log_key=log_key,
         correctness=correctness,
         shapes_match=shape == params.production_shape,
-        memory=memory,
+        memory=max(peaks, default=None),
         memory_limit_bytes=memory_limit_bytes(settings),
         duration_s=time.monotonic() - started_s,
-        seed=params.seed,
+        measured_s=0.0 if measured is None else measured.spans_s,
     )
     store.put_record_once(key, result)
     _remember(store, result, key)
-    log.info("%s %s: %s", kind, checks.changes_text(changes), result.outcome_class.value)
+    gain = result.comparison(THROUGHPUT)
+    ratio = f", throughput {gain.estimate.text()}, {design}" if gain is not None and gain.estimate else ""
+    log.info("%s: %s%s", what, result.outcome_class.value, ratio)
     return result
 
 
@@ -286,7 +283,7 @@ def _remember(store: ObjectStore, trial: TrialResult, key: str) -> None:
     throughput = trial.comparison("throughput_per_gpu")
     single = trial.kind == "single"
     knob = next(iter(trial.changes)) if single else ""
-    bad = [r.text for r in trial.judgement.reasons if r.outcome is not Outcome.PASS]
+    bad = [r.text for r in worst_first(trial.judgement.reasons) if r.outcome is not Outcome.PASS]
     entry = LedgerEntry(
         entry_id=f"{trial.campaign[:20]}-{trial.trial_id}",
         at_s=time.time(),
@@ -312,9 +309,9 @@ def combinations_to_measure(criteria: Criteria, trials: Sequence[TrialResult]) -
     return combinations([t for t in trials if t.kind == "single"], criteria.measuring.max_combinations)
 
 
-def winner(trials: Sequence[TrialResult], baseline: BaselineReport, criteria: Criteria) -> TrialResult | None:
+def winner(trials: Sequence[TrialResult], criteria: Criteria) -> TrialResult | None:
     """The trial that goes to the held-out measurement."""
-    return pick_winner(trials, criteria, floor_pct=baseline.floor_pct("throughput_per_gpu"))
+    return pick_winner(trials, criteria)
 
 
 def verdict(
@@ -336,12 +333,8 @@ def verdict(
         held_out=held_out,
         pinned=pinned,
         shapes_match=shape == params.production_shape,
-        floor_pct=baseline.floor_pct("throughput_per_gpu"),
     )
-    combined = winner.comparison("throughput_per_gpu") if winner else None
-    synergy = None
-    if winner and winner.predicted_change_pct is not None and combined and combined.change_pct is not None:
-        synergy = combined.change_pct - winner.predicted_change_pct
+    combined = winner.comparison(THROUGHPUT) if winner else None
     return SandboxVerdict(
         campaign=params.campaign,
         target=params.target,
@@ -351,7 +344,7 @@ def verdict(
         winner=winner,
         held_out=held_out,
         trials=tuple(trials),
-        synergy_pct=synergy,
+        synergy_pct=synergy_pct(combined.change_pct, winner.predicted_change_pct) if winner and combined else None,
     )
 
 

@@ -29,7 +29,6 @@ def sandbox_verdict(
     held_out: TrialResult | None,
     pinned: bool,
     shapes_match: bool,
-    floor_pct: float | None,
 ) -> Judgement:
     """The judgement of a campaign's sandbox stage.
 
@@ -40,7 +39,6 @@ def sandbox_verdict(
     Args:
         pinned: the criteria are the committed blob.
         shapes_match: sandbox and production have the same shape, or a stated ratio.
-        floor_pct: A/A floor of throughput, %.
     """
     limits = _conditions(pinned, shapes_match)
     if winner is None:
@@ -51,7 +49,7 @@ def sandbox_verdict(
             return judgement([*limits, Reason(rule="winner", outcome=Outcome.FAIL, text=text)])
         text = f"no trial was measured (classes: {classes})"
         return judgement([*limits, Reason(rule="winner", outcome=Outcome.NO_DATA, text=text)])
-    reasons = [*limits, *members_contribute(winner, trials, criteria, floor_pct=floor_pct).reasons]
+    reasons = [*limits, *members_contribute(winner, trials, criteria).reasons]
     if held_out is None:
         reasons.append(
             Reason(

@@ -7,31 +7,22 @@ from collections.abc import Sequence
 
 from tasks.hypothesis.records import Scalar
 from tasks.sandbox.comparison import THROUGHPUT
-from tasks.sandbox.judging import (
-    judge_guards,
-    judge_trial,
-    leave_one_out_ok,
-    member_contribution_pct,
-    objective,
-)
+from tasks.sandbox.judging import judge_guards, judge_trial, objective
 from tasks.sandbox.records import TrialResult
 from tasks.shared.outcomes import combine, judgement
+from tasks.shared.paired import Estimate, difference
 from tasks.shared.records import Criteria, Judgement, ObjectiveWeights, Outcome, OutcomeClass, Reason
 
 PROOFS = frozenset({OutcomeClass.EFFECTIVE, OutcomeClass.NO_EFFECT, OutcomeClass.SIDE_EFFECT, OutcomeClass.REGRESSION})
-"""Classes of a trial whose gain may prove a member's share: measured, steady, comparable."""
+"""Classes of a trial whose gain may prove a member's share: measured, decided, comparable."""
 
 
-def pick_winner(trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct: float | None) -> TrialResult | None:
+def pick_winner(trials: Sequence[TrialResult], criteria: Criteria) -> TrialResult | None:
     """The trial that goes to the held-out measurement, or None: then the baseline stays.
 
     Eligible is what passes C2 (so a hypothesis alone only when it reaches a target by itself), did not give
-    wrong outputs, was measured with every repeat, and holds no member that adds nothing. The best rank wins;
-    among ranks closer than the throughput floor the one with fewer changes does, then the smaller identifier, so
-    that the order of trials does not matter.
-
-    Args:
-        floor_pct: A/A floor of throughput, %; None: no tie can be told from a gain, so the simplest wins.
+    wrong outputs, and holds no member that adds nothing. The best rank wins; among ranks closer than the smallest gain
+    the one with fewer changes does, then the smaller identifier, so that the order of trials does not matter.
     """
     eligible = [
         (rank, trial)
@@ -39,15 +30,14 @@ def pick_winner(trials: Sequence[TrialResult], criteria: Criteria, *, floor_pct:
         if trial.outcome_class is OutcomeClass.EFFECTIVE
         and not trial.held_out
         and trial.kind in {"single", "combination"}
-        and not _ended_early(trial)
         and judge_trial(trial.comparisons, criteria).outcome is Outcome.PASS
-        and members_contribute(trial, trials, criteria, floor_pct=floor_pct).outcome is Outcome.PASS
+        and members_contribute(trial, trials, criteria).outcome is Outcome.PASS
         and (rank := _rank(trial, criteria.weights)) is not None
     ]
     if not eligible:
         return None
     best = max(rank for rank, _ in eligible)
-    band = math.inf if floor_pct is None else abs(criteria.weights.throughput) * floor_pct / 100
+    band = abs(criteria.weights.throughput) * criteria.measuring.smallest_gain_pct / 100
     tied = [(len(trial.changes), -rank, trial.trial_id, trial) for rank, trial in eligible if best - rank <= band]
     return min(tied, key=lambda t: t[:3])[3]
 
@@ -58,23 +48,16 @@ def _rank(trial: TrialResult, weights: ObjectiveWeights) -> float | None:
     return objective(trial.comparisons, weights)
 
 
-def members_contribute(
-    winner: TrialResult,
-    trials: Sequence[TrialResult],
-    criteria: Criteria,
-    *,
-    floor_pct: float | None,
-) -> Judgement:
-    """Whether each member of a combination passes every guard alone, and adds more than the noise floor when
-    it alone is left out (spec C2). Of a pair, leaving one out is the other alone. One change needs no proof.
+def members_contribute(winner: TrialResult, trials: Sequence[TrialResult], criteria: Criteria) -> Judgement:
+    """Whether each member of a combination passes every guard alone, and adds something with confidence when it alone
+    is left out (spec C2). Of a pair, leaving one out is the other alone. One change needs no proof.
 
     Trials are found by their changes, whatever kind they are, whether they passed or not. One that was not measured,
-    or not steadily and with every repeat, is NO_DATA.
+    or not decided, is NO_DATA.
     """
     if len(winner.changes) < 2:
         return Judgement(outcome=Outcome.PASS)
     reasons: list[Reason] = []
-    full = _gain(winner)
     for knob, value in winner.changes.items():
         alone = _measured(trials, {knob: value})
         if alone is None:
@@ -91,42 +74,42 @@ def members_contribute(
             )
         rest = {k: v for k, v in winner.changes.items() if k != knob}
         without = _measured(trials, rest)
-        left = None if without is None else _gain(without)
-        if full is None or left is None or floor_pct is None:
-            known = "a gain or the A/A floor is not known"
-            why = f"the combination without it {_unproven(trials, rest)}" if without is None else known
+        added = None if without is None else difference(_ratios(winner), _ratios(without))
+        if added is None:
+            why = f"the combination without it {_unproven(trials, rest)}" if without is None else "too few pairs"
             text = f"what {knob} adds is unknown: {why}"
             reasons.append(Reason(rule=f"member {knob}", outcome=Outcome.NO_DATA, text=text))
             continue
-        added = member_contribution_pct(full, left)
-        outcome = Outcome.PASS if leave_one_out_ok(full, left, floor_pct) else Outcome.FAIL
-        size = "nothing that can be computed" if added is None else f"{added:+.1f} %"
+        outcome = _adds(added, criteria.measuring.smallest_gain_pct)
+        word = {Outcome.PASS: "adds", Outcome.FAIL: "adds nothing that counts"}.get(outcome, "cannot be told to add")
         reasons.append(
             Reason(
                 rule=f"member {knob}",
                 outcome=outcome,
-                observed=added,
-                limit=floor_pct,
+                observed=added.change_pct,
+                limit=0.0,
                 unit="%",
-                text=f"{knob} adds {size} ({full:+.1f} % with it, {left:+.1f} % without); "
-                f"the A/A floor is {floor_pct:.1f} %",
+                text=f"{knob} {word}: {added.text()} against the combination without it",
             )
         )
     return judgement(reasons)
+
+
+def _adds(added: Estimate, smallest_gain_pct: float) -> Outcome:
+    if added.low is not None and added.low > 0:
+        return Outcome.PASS
+    inside = added.high is not None and added.high <= math.log1p(smallest_gain_pct / 100)
+    return Outcome.FAIL if inside else Outcome.INCONCLUSIVE
 
 
 def _with(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> list[TrialResult]:
     return [t for t in trials if t.changes == changes and t.comparisons and not t.held_out]
 
 
-def _ended_early(trial: TrialResult) -> bool:
-    return any(r.rule == "repeats" for r in trial.judgement.reasons)
-
-
 def _measured(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> TrialResult | None:
     """The trial of just these changes that proves something."""
     found = _with(trials, changes)
-    return next((t for t in found if t.outcome_class in PROOFS and not _ended_early(t)), None)
+    return next((t for t in found if t.outcome_class in PROOFS), None)
 
 
 def _unproven(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> str:
@@ -134,11 +117,10 @@ def _unproven(trials: Sequence[TrialResult], changes: dict[str, Scalar]) -> str:
     found = _with(trials, changes)
     if not found:
         return "was not measured"
-    early = "ended before all its repeats"
-    how = {early if t.outcome_class in PROOFS else f"is {t.outcome_class.value}" for t in found}
+    how = {f"is {t.outcome_class.value}" for t in found}
     return f"was measured, which proves nothing: {found[0].trial_id} {' or '.join(sorted(how))}"
 
 
-def _gain(trial: TrialResult) -> float | None:
+def _ratios(trial: TrialResult) -> tuple[float, ...]:
     found = trial.comparison(THROUGHPUT)
-    return None if found is None else found.change_pct
+    return () if found is None else found.log_ratios

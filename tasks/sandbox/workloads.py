@@ -11,13 +11,14 @@ from infra.errors import BadInput
 from infra.replay.records import ReplayLimits, ReplayOptions
 from tasks.sandbox.comparison import THROUGHPUT_OF
 from tasks.sandbox.records import MetricComparison, RunReadings
-from tasks.shared.limits import beyond_floor
+from tasks.shared.paired import Effect, effect_of
 from tasks.shared.records import Outcome, Reading, Reason, SamplingPolicy
 
 MAX_DISPATCH_DELAY_P99_MS = 50.0
 PEAK_CONCURRENCY = "peak_concurrency"
-MOST_PASSES = 5
 REQUEST_LIMIT_S = 180.0
+BETWEEN_SPANS_S = 30.0
+"""Most that a change of slots and the engines' counters may take."""
 LONGEST_RECORDED_S = 3600.0
 """Feedback comes in minutes (spec V10): a trial whose recorded load lasts longer than this is no plan."""
 
@@ -41,12 +42,9 @@ def plans(
     time_scale: float,
     slots: int | None,
     strata: Collection[str],
-    requests: int = 0,
     duration_s: float = 0.0,
-    passes: int = 1,
-    recorded_runs: int = 0,
 ) -> tuple[WorkloadPlan, ...]:
-    """The runs of one side, by workload.
+    """The loads under which both sides are measured.
 
     `recorded`: the recorded arrivals. `saturating`: the whole mix at the fixed saturating load. `short_prompts`: that
     stratum alone at twice the load, and with no fewer requests at once than an engine takes, so that memory is seen
@@ -55,11 +53,8 @@ def plans(
     Args:
         time_scale: recorded gaps are multiplied by it.
         slots: of `slots_of` both sides.
-        requests: of the sample.
         duration_s: of the sample, from its first to its last arrival.
-        passes: how often a closed loop replays the sample.
         strata: those that the sample holds; a workload without requests is left out, and is then missing.
-        recorded_runs: runs at recorded load instead of the criteria's number.
     """
     limits = ReplayLimits(max_dispatch_delay_p99_ms=MAX_DISPATCH_DELAY_P99_MS, max_error_rate=1.0)
 
@@ -68,38 +63,21 @@ def plans(
             mode="open" if concurrency is None else "closed",
             concurrency=concurrency,
             time_scale=time_scale if concurrency is None else 1.0,
-            passes=1 if concurrency is None else passes,
             warmup=measuring.warmup_requests,
             limits=limits,
             timeout_s=REQUEST_LIMIT_S,
         )
 
     def limit_s(concurrency: int | None) -> float:
-        """Warm-up and start, and every request at its own limit or at its recorded time."""
-        loop_s = REQUEST_LIMIT_S * requests * passes / (concurrency or 1)
+        """Warm-up and start, and the recorded time, or a closed loop's spans by turns with all that lies between."""
+        loop_s = 4 * measuring.most_pairs * (measuring.span_s + BETWEEN_SPANS_S)
         return 600.0 + (duration_s * time_scale if concurrency is None else loop_s)
 
     at = measuring.saturating_concurrency
     concurrency: dict[Workload, int] = {"short_prompts": max(2 * at, slots or 0), "long_prompts": max(1, at // 8)}
-    return (
-        WorkloadPlan(
-            workload="recorded",
-            options=options(None),
-            repeats=recorded_runs or measuring.recorded_runs_per_side,
-            limit_s=limit_s(None),
-        ),
-        WorkloadPlan(workload="saturating", options=options(at), repeats=measuring.runs_per_side, limit_s=limit_s(at)),
-        *(
-            WorkloadPlan(
-                workload=name,
-                options=options(concurrency[name]),
-                repeats=measuring.runs_per_side,
-                limit_s=limit_s(concurrency[name]),
-            )
-            for name in measuring.workloads
-            if STRATUM_OF[name] in strata
-        ),
-    )
+    loads: list[tuple[Workload, int | None]] = [("saturating", at), ("recorded", None)]
+    loads += [(name, concurrency[name]) for name in measuring.workloads if STRATUM_OF[name] in strata]
+    return tuple(WorkloadPlan(workload=name, options=options(n), limit_s=limit_s(n)) for name, n in loads)
 
 
 def refuse_endless(duration_s: float, time_scale: float) -> None:
@@ -110,55 +88,44 @@ def refuse_endless(duration_s: float, time_scale: float) -> None:
     """
     if duration_s * time_scale > LONGEST_RECORDED_S:
         raise BadInput(
-            f"one run at recorded load would last {duration_s * time_scale:,.0f} s, {LONGEST_RECORDED_S:,.0f} s are "
-            "the most",
+            f"the recorded load would last {duration_s * time_scale:,.0f} s, {LONGEST_RECORDED_S:,.0f} s are the most",
             remedy="Give the campaign a `sample_window` of an hour or less (a stretch of the baseline's window, with "
             "its own peak) and a `held_out_window`",
         )
 
 
-def passes_needed(once_s: float, at_least_s: float) -> int:
-    """How often the sample is replayed so that a closed loop lasts `at_least_s`, when once takes `once_s`.
-
-    Fixed for a campaign by the baseline: were it fixed by each side's own speed, the faster side would replay more
-    often, spend less of its time on the tail, and look faster than it is.
-    """
-    return max(1, min(MOST_PASSES, math.ceil(at_least_s / once_s))) if once_s > 0 else 1
-
-
-def load_specific(comparisons: Sequence[MetricComparison], workloads: Sequence[Workload]) -> tuple[Reason, ...]:
+def load_specific(comparisons: Sequence[MetricComparison], measuring: SamplingPolicy) -> tuple[Reason, ...]:
     """Whether a win under one load is paid for under another (spec V4): FAIL, and the text says which.
 
-    NO_DATA where a workload that the criteria name was not measured; INCONCLUSIVE where its change cannot be told
-    from noise for want of a floor. Nothing where the criteria name no workload beside the mix.
+    NO_DATA where a workload that the criteria name was not measured; INCONCLUSIVE where a loss there cannot be excluded
+    yet. Nothing where the criteria name no workload beside the mix, or the mix is not better: it is refused anyway.
     """
-    if not workloads:
-        return ()
     by_name = {c.metric: c for c in comparisons}
-    moves: dict[Workload, int] = {}
+    mix = by_name.get(THROUGHPUT_OF["saturating"])
+    gain_pct = measuring.smallest_gain_pct
+    if not measuring.workloads or mix is None or effect_of(mix.estimate, gain_pct) != "effective":
+        return ()
+    effects: dict[Workload, Effect] = {}
     reasons: list[Reason] = []
-    sizes: list[str] = []
-    for load in ("saturating", *workloads):
+    sizes = [f"{NAMES['saturating']} {mix.estimate.text() if mix.estimate else ''}"]
+    for load in measuring.workloads:
         found = by_name.get(THROUGHPUT_OF[load])
-        if found is None or found.change_pct is None or not (found.baseline.judges and found.candidate.judges):
-            if load != "saturating":  # the mix is a primary metric, which is judged by itself
-                missing = found.candidate if found is not None else Reading.unknown("the sample holds none")
-                text = f"throughput on {NAMES[load]} is {missing.text()}"
-                reasons.append(Reason(rule="load_specific", outcome=Outcome.NO_DATA, text=text))
+        if found is None or found.estimate is None or not (found.baseline.judges and found.candidate.judges):
+            missing = found.candidate if found is not None else Reading.unknown("the sample holds none")
+            text = f"throughput on {NAMES[load]} is {missing.text()}"
+            reasons.append(Reason(rule="load_specific", outcome=Outcome.NO_DATA, text=text))
             continue
-        moved = beyond_floor("higher", found.change_pct, found.floor_pct, found.low_pct, found.high_pct)
-        size = f"{found.change_pct:+.1f} % on {NAMES[load]}"
-        if moved is None and load != "saturating":
-            text = f"{size}, and no A/A floor to tell it from noise"
+        effects[load] = effect_of(found.estimate, gain_pct)
+        sizes.append(f"{NAMES[load]} {found.estimate.text()}")
+        lost = found.estimate.low is None or found.estimate.low < -math.log1p(gain_pct / 100)
+        if effects[load] == "unstable" and lost:
+            text = f"throughput on {NAMES[load]} {found.estimate.text()}: a loss cannot be excluded"
             reasons.append(Reason(rule="load_specific", outcome=Outcome.INCONCLUSIVE, text=text))
-        else:
-            moves[load] = moved or 0
-            sizes.append(size)
-    if any(m > 0 for m in moves.values()) and any(m < 0 for m in moves.values()):
-        text = f"load-specific, a win under one load that another pays for: throughput {', '.join(sizes)}"
+    if "regression" in effects.values():
+        text = f"load-specific, a win under one load that another pays for: throughput on {', on '.join(sizes)}"
         return (Reason(rule="load_specific", outcome=Outcome.FAIL, text=text), *reasons)
     if not reasons:
-        text = f"no load pays for another: throughput {', '.join(sizes)}"
+        text = f"no load pays for another: throughput on {', on '.join(sizes)}"
         return (Reason(rule="load_specific", outcome=Outcome.PASS, text=text),)
     return tuple(reasons)
 

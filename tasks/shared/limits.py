@@ -1,6 +1,7 @@
-"""One guard or one target, judged by itself (spec C2). Pure; sandbox and production use the same rules.
+"""One guard or one target, judged by itself (spec C2). Pure; for production's readings, and in the sandbox for what is
+not measured in pairs (errors, coverage, memory).
 
-The A/A floor decides both ways. A change inside it is no change: it reaches no target and breaches no guard.
+The noise floor decides both ways. A change inside it is no change: it reaches no target and breaches no guard.
 And where the floor is wider than a guard's limit, a reading that lies inside the limit by chance proves
 nothing: the guard passes only when the change is better than the limit by at least the floor, else it is
 INCONCLUSIVE.
@@ -22,14 +23,14 @@ def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, fl
     """Whether one guard holds. Missing or marked readings never pass.
 
     Args:
-        floor_pct: A/A floor, used by relative limits only. None means that it could not be taken: a change
+        floor_pct: noise floor, used by relative limits only. None means that it could not be taken: a change
             inside the limit is then INCONCLUSIVE, one beyond it FAIL, since there is no noise to excuse it
             with.
     """
     if guard.max_value is not None:
-        missing = _missing(guard.name, (candidate,))
+        missing = unusable(guard.name, (candidate,))
         return missing or _judge_value(guard, candidate)
-    missing = _missing(guard.name, (baseline, candidate))
+    missing = unusable(guard.name, (baseline, candidate))
     if missing is not None:
         return missing
     relative, absolute = change(baseline, candidate, absolute_floor=guard.absolute_floor)
@@ -58,16 +59,16 @@ def judge_guard(guard: GuardMetric, baseline: Reading, candidate: Reading, *, fl
 def _against_floor(worse: float, limit: float, floor_pct: float | None) -> tuple[Outcome, str]:
     if floor_pct is None or math.isnan(floor_pct):
         if worse > limit + ROUNDING:
-            return Outcome.FAIL, "; no A/A floor is known to excuse it"
-        return Outcome.INCONCLUSIVE, "; no A/A floor is known, so nothing says how fine this reading is"
-    noise = f" (A/A floor {floor_pct:.1f} %)"
+            return Outcome.FAIL, "; no noise floor is known to excuse it"
+        return Outcome.INCONCLUSIVE, "; no noise floor is known, so nothing says how fine this reading is"
+    noise = f" (noise floor {floor_pct:.1f} %)"
     if floor_pct <= limit + ROUNDING:
         return (Outcome.PASS if worse <= limit + ROUNDING else Outcome.FAIL), noise
     if worse <= limit - floor_pct:
         return Outcome.PASS, noise
     if worse > limit + ROUNDING and worse > floor_pct + ROUNDING:
         return Outcome.FAIL, noise
-    return Outcome.INCONCLUSIVE, f"; the A/A floor of {floor_pct:.1f} % is wider than the limit"
+    return Outcome.INCONCLUSIVE, f"; the noise floor of {floor_pct:.1f} % is wider than the limit"
 
 
 def _judge_value(guard: GuardMetric, candidate: Reading) -> Reason:
@@ -84,16 +85,13 @@ def judge_primary(
     candidate: Reading,
     *,
     floor_pct: float | None,
-    low_pct: float | None = None,
-    high_pct: float | None = None,
 ) -> Reason:
     """Whether one primary metric reaches its target.
 
-    PASS: the change reaches the target, is larger than the A/A floor, and its interval (where one was made)
-    does not reach back to no change. FAIL: the target is missed. INCONCLUSIVE: reached, and not resolved from
-    noise.
+    PASS: the change reaches the target and is larger than the floor. FAIL: the target is missed. INCONCLUSIVE: reached,
+    and not resolved from noise.
     """
-    missing = _missing(metric.name, (baseline, candidate))
+    missing = unusable(metric.name, (baseline, candidate))
     if missing is not None:
         return missing
     relative, absolute = change(baseline, candidate)
@@ -106,19 +104,15 @@ def judge_primary(
         )
     sign = 1.0 if metric.direction == "higher" else -1.0
     better, target = sign * relative, abs(metric.target_pct)
-    worst = low_pct if metric.direction == "higher" else (None if high_pct is None else -high_pct)
-    interval = "" if low_pct is None or high_pct is None else f", 95 % interval {low_pct:+.1f} to {high_pct:+.1f} %"
-    text = f"{metric.name} is {both}: {relative:+.1f} %{interval}, target {metric.target_pct:+g} %"
+    text = f"{metric.name} is {both}: {relative:+.1f} %, target {metric.target_pct:+g} %"
     if better < target - ROUNDING:
         outcome = Outcome.FAIL
     elif floor_pct is None or math.isnan(floor_pct):
-        outcome, text = Outcome.INCONCLUSIVE, f"{text}; no A/A floor is known"
+        outcome, text = Outcome.INCONCLUSIVE, f"{text}; no noise floor is known"
     elif better <= floor_pct:
-        outcome, text = Outcome.INCONCLUSIVE, f"{text}; inside the A/A floor of {floor_pct:.1f} %"
-    elif worst is not None and worst <= 0:
-        outcome, text = Outcome.INCONCLUSIVE, f"{text}; the interval includes no change"
+        outcome, text = Outcome.INCONCLUSIVE, f"{text}; inside the noise floor of {floor_pct:.1f} %"
     else:
-        outcome, text = Outcome.PASS, f"{text}, A/A floor {floor_pct:.1f} %"
+        outcome, text = Outcome.PASS, f"{text}, noise floor {floor_pct:.1f} %"
     return Reason(rule=metric.name, outcome=outcome, text=text, observed=relative, limit=metric.target_pct, unit="%")
 
 
@@ -138,24 +132,8 @@ def any_reached(primaries: Sequence[Reason]) -> list[Reason]:
     return reached
 
 
-def beyond_floor(
-    direction: str,
-    change_pct: float | None,
-    floor_pct: float | None,
-    low_pct: float | None = None,
-    high_pct: float | None = None,
-) -> int | None:
-    """+1 better, -1 worse, 0 no change that can be told from noise; None when nothing is known."""
-    if change_pct is None or floor_pct is None or math.isnan(floor_pct):
-        return None
-    if abs(change_pct) <= floor_pct + ROUNDING:
-        return 0
-    if low_pct is not None and high_pct is not None and low_pct <= 0 <= high_pct:
-        return 0
-    return 1 if (change_pct > 0) == (direction == "higher") else -1
-
-
-def _missing(name: str, readings: tuple[Reading, ...]) -> Reason | None:
+def unusable(name: str, readings: tuple[Reading, ...]) -> Reason | None:
+    """Why these readings judge nothing: one is unknown (NO_DATA) or marked (INCONCLUSIVE); None when they judge."""
     for reading in readings:
         if reading.value is None:
             return Reason(rule=name, outcome=Outcome.NO_DATA, text=f"{name} is {reading.text()}")

@@ -26,6 +26,11 @@ def judgement(reasons: Iterable[Reason], *, silent: Iterable[Reason] = ()) -> Ju
     return Judgement(outcome=combine(r.outcome for r in deciding), reasons=(*deciding, *silent))
 
 
+def worst_first(reasons: Iterable[Reason]) -> list[Reason]:
+    """What decided stands first, for whoever shows only the beginning."""
+    return sorted(reasons, key=lambda r: WORST_FIRST.index(r.outcome))
+
+
 def with_reasons(said: Judgement, further: Iterable[Reason]) -> Judgement:
     """The judgement with further deciding reasons. What was silent in it stays silent."""
     added = tuple(further)

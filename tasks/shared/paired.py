@@ -14,15 +14,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
+from scipy.stats import chi2
 from scipy.stats import nct as noncentral
 from scipy.stats import t as student
 
 from tasks.shared.records import Outcome, Record
+from tasks.shared.statistics import NEAR_ZERO
 
 FEWEST_PAIRS = 3
 ALPHA = 0.01
 """Chance that any interval of one measurement, over all its looks, misses the true ratio."""
 POWER = 0.95
+SPREAD_LIMIT = 0.95
 LOOK_GROWTH = 1.5
 MOST_PLANNED = 10_000
 
@@ -30,8 +33,9 @@ Effect = Literal["effective", "regression", "no effect", "unstable"]
 
 
 def log_ratio(orders: Sequence[tuple[float, float]]) -> float | None:
-    """`d` of one pair from (baseline, candidate) of its two orders; None when one of the four is no positive number."""
-    if len(orders) != 2 or any(not (math.isfinite(v) and v > 0) for order in orders for v in order):
+    """`d` of one pair from (baseline, candidate) of its two orders; None when one of the four is no positive number, or
+    so near to zero that it is no denominator (case OB1)."""
+    if len(orders) != 2 or any(not (math.isfinite(v) and v > NEAR_ZERO) for order in orders for v in order):
         return None
     return sum(math.log(candidate / baseline) for baseline, candidate in orders) / 2
 
@@ -167,6 +171,14 @@ def planned_pairs(sd: float, target_pct: float, smallest_gain_pct: float) -> int
         smallest_gain_pct: the bound that the interval must clear.
     """
     return pairs_for(sd, math.log1p(abs(target_pct) / 100) - math.log1p(smallest_gain_pct / 100), POWER)
+
+
+def budget_sd(found: Estimate) -> float:
+    """The spread that pairs are planned for: the upper limit of what was seen, at 95 %, since the spread of a few pairs
+    is itself uncertain (chi-square law of a variance)."""
+    if found.sd is None:
+        return math.inf
+    return found.sd * math.sqrt((found.pairs - 1) / float(chi2.ppf(1 - SPREAD_LIMIT, found.pairs - 1)))
 
 
 def pairs_to_decide(found: Estimate, smallest_gain_pct: float) -> int | None:

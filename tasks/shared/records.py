@@ -111,10 +111,6 @@ class GuardMetric(Record):
     max_increase_pct: float | None = None
     max_increase_abs: float | None = None
     max_value: float | None = None
-    widens_to_pct: float | None = Field(
-        default=None,
-        description="demo and sandbox only: an A/A floor wider than `max_increase_pct` takes its place, up to this",
-    )
     required: bool = True
     absolute_floor: float = Field(default=0.0, description="baselines at or below it are compared absolutely")
 
@@ -157,8 +153,13 @@ class ObjectiveWeights(Record):
 class SamplingPolicy(Record):
     """How the campaign measures; a demo profile gives some of it up and `gives_up` says what."""
 
-    runs_per_side: int = Field(default=3, ge=1, description="runs at the saturating load")
-    recorded_runs_per_side: int = Field(default=3, ge=1, description="runs at recorded load")
+    span_s: float = Field(default=60.0, gt=0, description="length of one span of a saturated loop; a pair has two")
+    most_pairs: int = Field(
+        default=27, ge=3, description="pairs of spans after which a measurement that has not answered is unstable"
+    )
+    smallest_gain_pct: float = Field(
+        default=5.0, gt=0, description="a change is effective when its whole interval is better than this"
+    )
     warmup_requests: int = Field(default=200, ge=0)
     sample_requests: int = Field(default=1000, ge=8)
     saturating_concurrency: int = Field(default=64, ge=1)
@@ -166,14 +167,8 @@ class SamplingPolicy(Record):
         default=("short_prompts", "long_prompts"),
         description="loads beside the mix under which throughput may not get worse (spec V4)",
     )
-    min_closed_run_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="a run in closed loop replays the sample as often as the baseline needs to be busy for this long",
-    )
     max_candidates: int = Field(default=5, ge=1)
     max_combinations: int = Field(default=4, ge=0)
-    max_throughput_spread_pct: float = Field(default=5.0, gt=0)
     short_below_tokens: int = 512
     medium_below_tokens: int = 4096
     min_requests_per_stratum: int = Field(default=1, ge=0)

@@ -27,7 +27,6 @@ from pathlib import Path
 import deployments, flows, infra, tasks
 for package in (deployments, flows, infra, tasks):
     assert Path(package.__file__).is_relative_to(sys.prefix), package.__file__
-import jinja2
 from deployments.report import html
 from infra.agent.analyst import Question, prompt
 from infra.engine import catalogue, environment, prefork
@@ -38,8 +37,7 @@ assert parse_playbook(PLAYBOOK.read_text())
 assert catalogue.OVERLAY.read_text()
 assert environment.engine_version()
 assert prefork.SCRIPT.is_file() and (environment.SCRIPTS / "convert_model.py").is_file()
-pages = jinja2.FileSystemLoader(Path(html.__file__).parent)
-jinja2.Environment(loader=pages, autoescape=True).get_template("page.html.j2")
+html.page_template()
 assert all(prompt(Question(system="s", knobs=(), history=(), task="t", evidence=()), "n" * 16))
 assert (Path(deployments.__file__).parent / "prefect.yaml").is_file()
 print(environment.pins_hash())

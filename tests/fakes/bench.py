@@ -63,14 +63,20 @@ class StubBench:
     def prepare(self, config: ServingConfig) -> None:
         pass
 
-    def baseline_and_twin(self, config: ServingConfig) -> tuple[Served, Served]:
-        return self._served("baseline", config), self._served("candidate", config)
+    design = "duet"
+
+    def place(self, order: str) -> None:
+        pass
+
+    def alone(self, side: str | None) -> None:
+        pass
 
     def pair(self, baseline: ServingConfig, candidate: ServingConfig, *, fresh: bool = False) -> Sides:
-        if len(self.pairs) == self.dies_at:
+        if len(self.pairs) == self.dies_at and candidate != baseline:
             self.dies_at = None
             raise MemoryError("the campaign's process ends here")
-        self.pairs.append(candidate)
+        if candidate != baseline:  # the A/A run is no trial
+            self.pairs.append(candidate)
         return Sides(baseline=self._served("baseline", baseline), candidate=self._served("candidate", candidate))
 
     def _served(self, side: str, config: ServingConfig) -> Served:

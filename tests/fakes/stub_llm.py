@@ -140,7 +140,7 @@ class StubLLM:
         stream = _Events(request, chat="messages" in body, fault=fault)
         await stream.open()
         await asyncio.sleep(self.timing.first_token_s / (self.timing.seen_factor if seen else 1))
-        tokens = self.timing.answer_tokens or body.get("max_tokens") or 8
+        tokens = self.timing.answer_tokens or body.get("max_tokens") or body.get("max_completion_tokens") or 8
         await self._tokens(stream, tokens, fault)
         if await stream.break_off():
             return stream.response

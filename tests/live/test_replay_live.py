@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.measure import Served, WorkloadPlan, measure_run
+from infra.bench.measure import Served, counters
 from infra.engine.catalogue import load_catalogue
 from infra.engine.config import ServingConfig
 from infra.engine.embedded import cpu_dtype, embedded_model
@@ -16,6 +16,7 @@ from infra.engine.environment import home
 from infra.engine.launch import start_engine, stop, wait_ready
 from infra.metrics.reader import MetricsReader, Selector
 from infra.metrics.window import MetricsWindow
+from infra.replay.process import run_replay_process
 from infra.replay.records import ReplayOptions
 from infra.sampling.sample import save_sample
 from infra.stack.ports import port_is_free
@@ -79,26 +80,23 @@ def test_B1_a_replay_against_real_vllm_is_what_prometheus_counts(stack: LocalSta
         set_targets(stack.paths, "engines", [f"127.0.0.1:{port}"], {"role": "sandbox"})
         time.sleep(8)  # Prometheus takes a new target over within about 6 s
         start_s = time.time()
-        run = measure_run(
-            Served(root_url=engine.root_url, model=engine.nonce, pid=engine.pid),
-            "candidate",
-            WorkloadPlan(workload="recorded", options=ReplayOptions(mode="open", warmup=0)),
-            0,
-            sample,
-            tmp_path / "out",
-            client_cores=(1,),
+        served = Served(root_url=engine.root_url, model=engine.nonce, pid=engine.pid)
+        before = counters(served)
+        done = run_replay_process(
+            sample, f"{served.root_url}/v1", served.model, tmp_path / "out", cores=(1,), options=ReplayOptions()
         )
+        counted = counters(served).since(before)
         time.sleep(2)
         window = MetricsWindow(
             MetricsReader(stack.addresses.prometheus, 10.0), Selector.role("sandbox"), start_s, time.time()
         )
-        summary = run.result.summary
+        summary = done.summary
         assert summary.ok == summary.requests == len(plan)
         assert window.increase("generation_tokens").value == summary.output_tokens
         assert window.increase("prompt_tokens").value == summary.prompt_tokens
         assert window.increase("request_success").value == len(plan)
         assert sum(p.output_tokens for p in plan) == summary.output_tokens  # speed runs force the lengths
-        assert run.prefix_hit_rate is not None and run.prefix_hit_rate > 0  # shared system prompts, cold cache
+        assert counted.prefix_hits is not None and counted.prefix_hits > 0  # shared system prompts, cold cache
         assert window.restarts().value == 0
     finally:
         set_targets(stack.paths, "engines", [], {"role": "sandbox"})

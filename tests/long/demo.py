@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,31 @@ import psutil
 from deployments.demo.children import RUN_MARK, end_leftovers
 from infra.stack.control import stack_down
 from infra.traffic.fleet import retire_everything
+from tasks.hypothesis.records import Scalar
 from tests.long.marks import ROOT, STATE, Checks, alive, is_engine, is_stack, of_state, python, wait_for
 
-DEMO_LIMIT_S = 1200.0
+TOGETHER: dict[str, Scalar] = {"enable_prefix_caching": True, "max_num_seqs": 8}
 STACK_ANSWERS = "the Prefect server answer"
 STABLE_SERVES = "stable serves with settings"
 
 
-def demo(seed: int) -> dict[str, Any]:
-    """The demo to its end: it adopts what helps, refuses the tempting change, drills, and stays inside its time."""
+def demo(seed: int, beside: Callable[[], AbstractContextManager[object]] = nullcontext) -> dict[str, Any]:
+    """The demo to its end: it adopts what helps, refuses the tempting change and drills.
+
+    Args:
+        beside: what else the machine does meanwhile.
+    """
     file = STATE / f"demo-{seed}.json"
     file.unlink(missing_ok=True)
     started = time.monotonic()
-    with (STATE / f"demo-{seed}.log").open("w") as log:
+    with (STATE / f"demo-{seed}.log").open("w") as log, beside():
         done = subprocess.run(
             python("deployments.cli", "demo", "--seed", seed, "--json", file),
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            timeout=3600,
+            timeout=3 * 3600,
             check=False,
         )
     took_s = time.monotonic() - started
@@ -46,11 +52,12 @@ def demo(seed: int) -> dict[str, Any]:
     refused = [r["changes"] for r in data["refused_by_guard"]]
     check = Checks()
     check("exit code 0", done.returncode == 0, done.returncode)
-    check("adopted both knobs", data["adopted"] == {"enable_prefix_caching": True, "max_num_seqs": 4}, data["adopted"])
+    check("adopted both knobs", data["adopted"] == TOGETHER, data["adopted"])
+    losers = [h for h in data["hypotheses"] if h["class"] == "regression" and h["knob"] in TOGETHER]
+    check("called no gain a regression", not losers, losers)
     check("refused a lower max_model_len", any("max_model_len" in r for r in refused))
     check("drilled", data["drill"]["decision_to_last_request_ms"] is not None)
     check("both readings", before["throughput_per_gpu"] is not None and after.get("throughput_per_gpu") is not None)
-    check(f"inside {DEMO_LIMIT_S:.0f} s", took_s <= DEMO_LIMIT_S, f"{took_s:.0f} s")
     return check.result(
         f"adopted {data['adopted']}; refused {refused}; "
         f"production {_said(before['throughput_per_gpu'])} -> {_said(after.get('throughput_per_gpu'))} tok/s, "

@@ -16,7 +16,7 @@ from typing import Any
 
 import requests
 
-from deployments.demo.load import LOADS
+from deployments.demo.load import Load
 from deployments.demo.production import SERVED_MODEL, Users, demo_target, old_configuration
 from deployments.environment import child_environment, embedded_settings
 from infra.engine import processes
@@ -38,6 +38,7 @@ TTL_S = 10.0
 GRACE_S = 5.0
 PHASE_S = 240.0
 RATE_PER_S = 0.4
+ALONE_S = 1.0
 
 
 class FewUsers(Users):
@@ -62,7 +63,7 @@ class Drill:
         self.new = self.old.with_arg("enable_prefix_caching", True)
         self.switch = EnvoySwitch.of_stack(state)
         self.fleet = LocalFleet(ProductionSettings(state_dir=state))
-        self.users = FewUsers(state, self.target, LOADS[0])
+        self.users = FewUsers(state, self.target, Load(ALONE_S))
         self.log = state / "logs" / f"{self.target.pool}.log"
         self.key = ""
         self.plan: RolloutPlan | None = None

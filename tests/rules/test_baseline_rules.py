@@ -1,24 +1,28 @@
-"""Stage 1's rules: spread, drift, noise floors, cost, and the report that carries them."""
+"""Stage 1's rules: spread, drift, what the sandbox can tell, cost, and the report that carries them."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from infra.readings import Reading
-from tasks.baseline.records import MetricBaseline
+from tasks.baseline.records import Calibration, MetricBaseline
 from tasks.baseline.rules import (
     baseline_report,
+    calibration_sentence,
     cost_per_million_tokens,
     drift,
     error_rate_pct,
+    judge_calibration,
     metric_baseline,
-    noise_floors,
     spread_pct,
+    target_pct,
 )
+from tasks.baseline.steps import stop_unless_told
+from tasks.shared.paired import estimate
 from tasks.shared.records import Outcome, Target, Window
+from tasks.shared.stops import PreconditionFailed
 from tests.rules.serving_configs import serving_config
+from tests.rules.trial_records import PRODUCTION
 
 UNKNOWN = Reading.unknown("Prometheus did not answer")
 
@@ -92,34 +96,41 @@ def test_any_drifting_metric_fails_whatever_else_is_unknown():
     assert drift(metrics, required=["a", "b"], max_drift_pct=10).outcome == Outcome.FAIL
 
 
-def test_B4_noise_floor_is_the_range_of_all_runs_of_one_configuration():
-    (floor,) = noise_floors([{"x": tok(100)}, {"x": tok(102)}], [{"x": tok(99)}, {"x": tok(101)}])
-    assert floor.floor_pct == pytest.approx(3 / 100.5 * 100)
-    assert (floor.floor_abs, floor.pairs) == (3, 2)
+QUIET, LOUD = (0.01, -0.01, 0.005, -0.005, 0.0), (0.4, -0.4, 0.2, -0.2, 0.0)
 
 
-def test_B4_a_metric_unknown_in_one_run_has_no_floor():
-    (floor,) = noise_floors([{"x": tok(100)}], [{"x": UNKNOWN}])
-    assert floor.floor_pct is None
-    (floor,) = noise_floors([{"x": tok(100)}], [{}])
-    assert floor.floor_pct is None
+@pytest.mark.parametrize(
+    ("outcome", "ratios", "planned", "words"),
+    [
+        (Outcome.PASS, QUIET, 5, "5 pairs here"),
+        (Outcome.FAIL, [d + 0.2 for d in QUIET], 5, "one side is favoured"),
+        (Outcome.FAIL, LOUD, 120, "needs 120 pairs here, and measuring.most_pairs is 27"),
+        (Outcome.FAIL, LOUD, None, "more pairs than can be made"),
+        (Outcome.NO_DATA, QUIET[:2], 5, "gave no three pairs"),
+    ],
+)
+def test_B4_a_sandbox_that_cannot_tell_what_the_criteria_ask_for_stops_the_campaign(outcome, ratios, planned, words):
+    said = judge_calibration(estimate(ratios), planned, PRODUCTION.measuring)
+    assert said.outcome is outcome
+    assert words in " ".join(r.text for r in said.reasons)
+    sandbox = Calibration(found=estimate(ratios), planned_pairs=planned, sentence="the figures")
+    if outcome is Outcome.PASS:
+        stop_unless_told(sandbox, PRODUCTION)
+    else:
+        with pytest.raises(PreconditionFailed, match="the figures"):
+            stop_unless_told(sandbox, PRODUCTION)
 
 
-def test_B4_one_side_alone_gives_no_floor():
-    (floor,) = noise_floors([{"x": tok(100)}, {"x": tok(101)}], [])
-    assert (floor.floor_pct, floor.pairs) == (None, 0)
+def test_B4_the_plan_is_for_the_nearest_target_in_throughput():
+    assert target_pct(PRODUCTION) == pytest.approx(15)  # a cost of -20 % needs +25 %
+    cost = PRODUCTION.model_copy(update={"primary": PRODUCTION.primary[1:]})
+    assert target_pct(cost) == pytest.approx(25)
 
 
-def test_OB1_a_metric_that_is_zero_in_every_run_has_an_absolute_floor_only():
-    (floor,) = noise_floors([{"x": tok(0)}], [{"x": tok(0)}])
-    assert (floor.floor_pct, floor.floor_abs) == (None, 0)
-
-
-@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=8))
-def test_B4_no_pair_of_runs_differs_by_more_than_the_floor(values):
-    half = len(values) // 2
-    (floor,) = noise_floors([{"x": tok(v)} for v in values[:half]], [{"x": tok(v)} for v in values[half:]])
-    assert floor.floor_abs == max(values) - min(values)
+def test_B4_one_line_says_what_the_machine_can_tell_and_how_long_it_takes():
+    line = calibration_sentence(estimate(QUIET), "duet", 5, 18.0, 600.0)
+    for words in ("duet", "within 0.8 %", "+0.0 %", "5 pairs, 90 s", "all trials 10 min at most"):
+        assert words in line
 
 
 def test_B2_cost_is_price_over_tokens_of_an_hour():

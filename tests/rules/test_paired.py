@@ -8,6 +8,7 @@ import pytest
 from tasks.shared.paired import (
     ALPHA,
     Estimate,
+    budget_sd,
     critical,
     difference,
     effect_of,
@@ -137,3 +138,11 @@ def test_C2_what_a_member_adds_is_a_difference_with_an_interval():
     assert difference([0.3, 0.3], [0.1, 0.1, 0.1]) is None
     noise = difference([0.1, 0.3, 0.2], [0.1, 0.25, 0.15])
     assert noise.low < 0 < noise.high
+
+
+def test_B4_pairs_are_planned_for_more_spread_than_was_seen_and_less_so_the_more_was_seen():
+    few, many = (estimate([0.1, -0.1] * n) for n in (4, 40))
+    assert few is not None and many is not None
+    assert 1.6 < budget_sd(few) / few.sd < 2.0
+    assert 1.0 < budget_sd(many) / many.sd < 1.2
+    assert budget_sd(Estimate(pairs=1, mean=0.0, sd=None, low=None)) == math.inf

@@ -53,8 +53,15 @@ def said(*reasons, outcome=Outcome.FAIL):
 def measured(low, high, **more):
     """A single trial's throughput with its interval, and what is not in the record yet."""
     found = next(c for c in comparisons(throughput_per_gpu=253.2) if c.metric == "throughput_per_gpu")
-    kept = {"metric": found.metric, "change_pct": found.change_pct, "low_pct": low, "high_pct": high}
-    return SimpleNamespace(**kept, **more)
+    kept = {
+        "metric": found.metric,
+        "change_pct": found.change_pct,
+        "low_pct": low,
+        "high_pct": high,
+        "pairs": 0,
+        "design": "",
+    }
+    return SimpleNamespace(**{**kept, **more})
 
 
 def hypothesis(knob="max_num_seqs", value_to=16):

@@ -46,8 +46,8 @@ def test_settings_that_are_right_are_read(monkeypatch: pytest.MonkeyPatch) -> No
     ("variable", "value", "fault"),
     [
         ("RATCHET_SANDBOX_PORT_FROM", "first", "valid integer"),
-        ("RATCHET_SANDBOX_ENGINE_CORES", "0,1", r"\[0,1\]"),
-        ("RATCHET_SANDBOX_ENGINE_CORES", '["x"]', "valid integer"),
+        ("RATCHET_SANDBOX_CLIENT_CORES", "0,1", r"\[0,1\]"),
+        ("RATCHET_SANDBOX_CLIENT_CORES", '["x"]', "valid integer"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_variable(

@@ -1,8 +1,7 @@
-"""Medians, changes and intervals; the intervals are themselves judged by simulation."""
+"""Medians, changes, and limits of shares."""
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from tasks.shared.intervals import (
     upper_share,
 )
 from tasks.shared.records import Reading
-from tasks.shared.statistics import arrival_blocks, block_bootstrap_ratio, change, median, spread_pct, work_blocks
+from tasks.shared.statistics import change, median, spread_pct
 
 
 def of(value, unit="ms"):
@@ -89,81 +88,6 @@ def test_change_is_finite_or_none(one, two):
     relative, absolute = change(of(one), of(two))
     assert relative is None or math.isfinite(relative)
     assert absolute is not None
-
-
-def test_blocks_group_by_arrival():
-    assert arrival_blocks([0, 9.9, 10, 25], [1, 2, 3, 4], 10) == ((1, 2), (3,), (4,))
-
-
-def test_V11_work_blocks_are_equal_shares_of_the_tokens():
-    # two slots, each answers 10 tokens in 2 s: the second pair takes twice as long
-    found = work_blocks([0.2, 0.2, 2.4, 2.4], [2.0, 2.0, 6.0, 6.0], [10, 10, 10, 10], 2)
-    assert found == ((pytest.approx(2.0 / 20),), (pytest.approx(4.0 / 20),))
-    assert work_blocks([], [], [], 4) == ()
-    assert work_blocks([0.0], [1.0], [3], 4) == ()
-
-
-def test_blocks_refuse_what_is_not_finite_or_does_not_match():
-    for times, values, block in (([0], [1, 2], 10), ([0], [math.nan], 10), ([0], [1], 0)):
-        with pytest.raises(BadInput):
-            arrival_blocks(times, values, block)
-
-
-def run_blocks(rng, n_blocks=12, per_block=10, factor=1.0, shift=None):
-    """Latencies that are correlated inside a block, as requests of one queue are."""
-    level = rng.gamma(4, 25, size=n_blocks) if shift is None else shift
-    return tuple(tuple(factor * (level[i] + rng.gamma(2, 5, size=per_block))) for i in range(n_blocks))
-
-
-def test_interval_of_a_real_gain_holds_the_gain_and_not_zero():
-    rng = np.random.default_rng(3)
-    levels = [rng.gamma(4, 25, size=12) for _ in range(3)]
-    base = tuple(run_blocks(rng, shift=level) for level in levels)
-    cand = tuple(run_blocks(rng, shift=level, factor=1.3) for level in levels)
-    low, high = block_bootstrap_ratio(base, cand, statistic="p50", n=400)
-    assert 0 < low < 30 < high
-
-
-def test_same_seed_gives_the_same_interval_and_order_does_not_matter():
-    rng = np.random.default_rng(5)
-    base, cand = tuple(run_blocks(rng) for _ in range(3)), tuple(run_blocks(rng) for _ in range(3))
-    first = block_bootstrap_ratio(base, cand, seed=7, n=100)
-    assert first == block_bootstrap_ratio(base, cand, seed=7, n=100)
-    turned = [tuple(tuple(reversed(block)) for block in repeat) for repeat in base]
-    order = [2, 0, 1]
-    assert first == block_bootstrap_ratio(tuple(turned[i] for i in order), tuple(cand[i] for i in order), seed=7, n=100)
-
-
-def test_too_few_blocks_give_no_interval():
-    short = (((1.0, 2.0), (3.0,)),)
-    assert block_bootstrap_ratio(short, short) is None
-    assert block_bootstrap_ratio((), ()) is None
-    zero = (tuple((0.0,) for _ in range(6)),)
-    assert block_bootstrap_ratio(zero, zero, n=10) is None
-
-
-def test_a_rate_is_the_inverse_of_the_mean_time_per_token():
-    slow = (tuple((s,) for s in (0.1, 0.2, 0.1, 0.2)),)
-    fast = (tuple((s / 1.25,) for s in (0.1, 0.2, 0.1, 0.2)),)
-    low, high = block_bootstrap_ratio(slow, fast, statistic="rate", n=50)
-    assert (low, high) == (pytest.approx(25.0), pytest.approx(25.0))  # the same shares are drawn on both sides
-
-
-def test_intervals_of_blocks_cover_where_intervals_of_requests_do_not():
-    """A/A on autocorrelated latencies: requests taken as independent call half of all A/A pairs a change."""
-    rng = np.random.default_rng(11)
-    trials, by_block, by_request = 40, 0, 0
-    for _ in range(trials):
-        # Unpaired arrivals on purpose: 40 blocks against 41, so that pairing cannot hide the correlation.
-        base, cand = (run_blocks(rng, 40),), (run_blocks(rng, 41),)
-        low, high = block_bootstrap_ratio(base, cand, statistic="p50", n=150, seed=1)
-        by_block += low > 0 or high < 0
-        single_b = (tuple((v,) for block in base[0] for v in block),)
-        single_c = (tuple((v,) for block in cand[0] for v in block),)
-        low, high = block_bootstrap_ratio(single_b, single_c, statistic="p50", n=150, seed=1)
-        by_request += low > 0 or high < 0
-    assert by_block / trials <= 0.15
-    assert by_request / trials >= 0.3
 
 
 @given(

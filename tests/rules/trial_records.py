@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from infra.readings import Reading
+from tasks.sandbox.comparison import PAIRED
 from tasks.sandbox.records import (
     CorrectnessReport,
     MetricComparison,
@@ -13,8 +15,9 @@ from tasks.sandbox.records import (
     TrialResult,
 )
 from tasks.shared.criteria import criteria_hash, parse_criteria
+from tasks.shared.paired import estimate
 from tasks.shared.records import Judgement, Outcome, OutcomeClass, Target
-from tasks.shared.statistics import change
+from tasks.shared.statistics import NEAR_ZERO, change
 from tests.rules.serving_configs import serving_config
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,7 +48,8 @@ USUAL = {
     "peak_memory": 1e9,
     "prefix_hit_rate": 40.0,
 }
-FLOOR = 2.0
+NOISE = (0.002, -0.001, -0.001)
+"""What the pairs of a quiet machine differ by; their interval is about 1 % wide on either side."""
 
 
 def reading(name, value):
@@ -55,12 +59,13 @@ def reading(name, value):
     return Reading.of(value, UNITS.get(name, "ms"))
 
 
-def run(side="candidate", workload="saturating", repeat=0, *, valid=True, reasons=(), without=(), **metrics):
-    """One run with the usual readings, some replaced or left out."""
+def run(side="candidate", workload="saturating", pair=0, order="AB", *, valid=True, reasons=(), without=(), **metrics):
+    """One span with the usual readings, some replaced or left out."""
     values = {**USUAL, **metrics}
     return RunReadings(
         workload=workload,
-        repeat=repeat,
+        pair=pair,
+        order=order,
         side=side,
         valid=valid,
         invalid_reasons=reasons,
@@ -69,50 +74,51 @@ def run(side="candidate", workload="saturating", repeat=0, *, valid=True, reason
 
 
 def pairs(n=3, baseline=None, candidate=None, **run_options):
-    """Interleaved runs of both sides on both workloads."""
+    """Pairs of both sides on both workloads."""
     return tuple(
-        run(side, workload, repeat, **run_options, **(values or {}))
-        for repeat in range(n)
-        for workload in ("recorded", "saturating")
+        run(side, workload, pair, order, **run_options, **(values or {}))
+        for workload in ("saturating", "recorded")
+        for pair in range(n)
+        for order in ("AB", "BA")
         for side, values in (("baseline", baseline), ("candidate", candidate))
     )
 
 
-def comparison(name, before, after, *, floor=FLOOR, low=None, high=None):
-    """One comparison with its change computed."""
+def ratios(change, noise=NOISE, n=3):
+    """Pairs of a true ratio of 1 + change (0.2 is +20 %)."""
+    return tuple(math.log1p(change) + noise[i % len(noise)] for i in range(n))
+
+
+def comparison(name, before, after, *, noise=NOISE, n=3):
+    """One comparison with its change computed; a metric that is measured in pairs has `n` of them around it."""
     one, two = reading(name, before), reading(name, after)
     relative, absolute = change(one, two)
+    found = ()
+    if name in PAIRED and relative is not None and -100 < relative < math.inf and min(one.value, two.value) > NEAR_ZERO:
+        found = ratios(relative / 100, noise, n)
+    said = estimate(found)
     return MetricComparison(
         metric=name,
         baseline=one,
         candidate=two,
         change_pct=relative,
         change_abs=absolute,
-        low_pct=low,
-        high_pct=high,
-        floor_pct=floor,
+        low_pct=None if said is None else said.low_pct,
+        high_pct=None if said is None else said.high_pct,
+        paired=name in PAIRED,
+        log_ratios=found,
+        design="duet" if name in PAIRED else "",
     )
 
 
-def comparisons(*, floor=FLOOR, without=(), low=None, high=None, **changed):
+def comparisons(*, noise=NOISE, n=3, without=(), **changed):
     """All usual comparisons; `p99_latency=1050` changes the candidate, cost follows throughput."""
     before = {**USUAL, "cost_per_million_tokens": 25 / 3600 * 1e3}
     after = {**before, **changed}
     throughput = after["throughput_per_gpu"]
     if "cost_per_million_tokens" not in changed and isinstance(throughput, float | int) and throughput > 0:
         after["cost_per_million_tokens"] = before["cost_per_million_tokens"] * 100 / throughput
-    return tuple(
-        comparison(
-            n,
-            before[n],
-            after[n],
-            floor=floor,
-            low=low if n == "throughput_per_gpu" else None,
-            high=high if n == "throughput_per_gpu" else None,
-        )
-        for n in before
-        if n not in without
-    )
+    return tuple(comparison(m, before[m], after[m], noise=noise, n=n) for m in before if m not in without)
 
 
 def correctness(outcome=Outcome.PASS):
@@ -130,6 +136,7 @@ def trial(
     correct=Outcome.PASS,
     objective=None,
     sample="search",
+    noise=NOISE,
     **changed,
 ):
     """One measured trial."""
@@ -145,7 +152,7 @@ def trial(
         baseline_hash=BASELINE.config_hash(),
         kind="held_out" if held_out else kind,
         outcome_class=outcome_class,
-        comparisons=comparisons(throughput_per_gpu=throughput, **changed),
+        comparisons=comparisons(throughput_per_gpu=throughput, noise=noise, **changed),
         judgement=Judgement(outcome=Outcome.PASS),
         correctness=None if correct is None else correctness(correct),
         sample_hash=sample,

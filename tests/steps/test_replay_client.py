@@ -394,24 +394,21 @@ def talk(number, question):
 QUESTIONS = ("why does the sea look blue today", "how many legs has a spider then", "what is the time in rome")
 
 
-def test_LG5_a_sample_is_replayed_in_passes_that_share_only_what_conversations_share():
+def test_LG5_variants_of_a_sample_share_only_what_conversations_share():
     with StubLLM(StubTiming(first_token_s=0.01, seen_factor=10)) as caching:
         sample = sample_of(*(talk(i, text) for i, text in enumerate(QUESTIONS, 1)))
-        options = ReplayOptions(mode="closed", concurrency=2, passes=3)
-        found = run_replay(sample, caching.base_url, "stub", None, options)
-        assert found.summary.requests == found.summary.ok == 9
-        assert found.summary.cached_tokens == 0
-        assert len({found.summary.prompt_tokens // 3}) == 1
-        assert sorted(found.requests["request_id"].to_list()) == sorted(
-            f"r{i}{mark}" for i in (1, 2, 3) for mark in ("", "~2", "~3")
-        )
+        found = [
+            run_replay(sample, caching.base_url, "stub", None, ReplayOptions(mode="closed", concurrency=2, variant=v))
+            for v in range(3)
+        ]
+        assert [f.summary.ok for f in found] == [3, 3, 3]
+        assert [f.summary.cached_tokens for f in found] == [0, 0, 0]
+        assert len({f.summary.prompt_tokens for f in found}) == 1
         sent = [[m["content"] for m in body["messages"]] for body in caching.bodies]
         assert {system for system, _ in sent} == {"you are one helper of all"}
         assert len({question for _, question in sent}) == 9
         assert {tuple(sorted(q.split())) for _, q in sent} == {tuple(sorted(q.split())) for q in QUESTIONS}
-        assert found.summary.sample_hash == sample.content_hash()
-        with pytest.raises(BadInput, match="passes are for a closed loop"):
-            run_replay(sample, caching.base_url, "stub", None, ReplayOptions(passes=2))
+        assert {f.summary.sample_hash for f in found} == {sample.content_hash()}
 
 
 def test_an_endless_loop_tells_tokens_as_they_come_and_ends_when_it_is_told_to(tmp_path):
